@@ -1,0 +1,93 @@
+"""What a decoder is made of: one description that GPT-2, BLOOM and Llama are three values of.
+
+Knows nothing of meshes, data or optimizers.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+_STRICT = ConfigDict(extra="forbid")
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class RopeScaling:
+    """Llama 3's frequency scaling: long wavelengths are stretched by `factor`, short ones kept."""
+
+    factor: float = Field(8.0, ge=1)
+    low_frequency_factor: float = 1.0
+    high_frequency_factor: float = 4.0
+    original_context: int = Field(8192, ge=1)
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class ModelConfig:
+    """A decoder-only transformer. Sizes default to a model that trains in minutes on a laptop."""
+
+    preset: str | None = None
+    layers: int = Field(4, ge=1)
+    hidden: int = Field(256, ge=1)
+    heads: int = Field(4, ge=1)
+    kv_heads: int | None = Field(None, ge=1)
+    """Key and value heads (grouped-query attention); as many as `heads` unless given."""
+    head_dim: int | None = Field(None, ge=1)
+    """hidden / heads unless given."""
+    ffn: int | None = Field(None, ge=1)
+    """Width of the MLP; 4 x hidden unless given."""
+    vocab: int = Field(8192, ge=1)
+    context: int = Field(2048, ge=1)
+    """The longest sequence: the size of a learned position table, and the limit of generation."""
+
+    positions: Literal["rope", "alibi", "learned"] = "rope"
+    rope_theta: float = Field(10_000.0, gt=0)
+    rope_scaling: RopeScaling | None = None
+    norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
+    norm_epsilon: float = Field(1e-5, gt=0)
+    activation: Literal["swiglu", "gelu"] = "swiglu"
+    """swiglu has a gate matrix; gelu is the tanh approximation that GPT-2 and BLOOM use."""
+    bias: bool = False
+    tied: bool = False
+    """The output matrix is the token embedding."""
+    embedding_norm: bool = False
+    """BLOOM normalises the embeddings before the first block."""
+    window: int | None = Field(None, ge=1)
+    """Sliding-window attention: a query sees this many keys, itself included."""
+    soft_cap: float | None = Field(None, gt=0)
+    """Attention logits become cap * tanh(logits / cap)."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """After the embedding and at the end of each attention and MLP branch; not on attention weights."""
+    init_std: float = Field(0.02, gt=0)
+    scan_layers: bool = True
+    """One compiled block scanned over the layers; false unrolls them: faster on CPU, slower to compile."""
+
+    def __post_init__(self) -> None:
+        if self.head_dim is None and self.hidden % self.heads:
+            raise ValueError(
+                f"model.hidden={self.hidden} does not divide into model.heads={self.heads}; "
+                f"use {self.hidden - self.hidden % self.heads or self.heads} or "
+                f"{self.hidden + self.heads - self.hidden % self.heads}, or give model.head_dim"
+            )
+        if self.heads % self.num_kv_heads:
+            divisors = [n for n in range(1, self.heads + 1) if self.heads % n == 0]
+            raise ValueError(
+                f"model.kv_heads={self.kv_heads} does not divide model.heads={self.heads}; use one of {divisors}"
+            )
+        if self.positions == "rope" and self.dim_per_head % 2:
+            raise ValueError(f"rotary positions need an even head dim, not {self.dim_per_head}")
+        if self.rope_scaling is not None and self.positions != "rope":
+            raise ValueError(f"model.rope_scaling means nothing with model.positions={self.positions}; leave it out")
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.kv_heads or self.heads
+
+    @property
+    def dim_per_head(self) -> int:
+        return self.head_dim or self.hidden // self.heads
+
+    @property
+    def ffn_size(self) -> int:
+        return self.ffn or 4 * self.hidden

@@ -1,0 +1,23 @@
+"""Where the text comes from."""
+
+from __future__ import annotations
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class DataConfig:
+    path: str | list[str] = "stdlib"
+    """`stdlib` (the sources of the Python standard library), or files, folders or globs of text and JSONL, or the
+    prefix of a Megatron .bin/.idx pair."""
+    tokenizer: str | None = None
+    """A tokenizer.json; unless given, a byte-level BPE of model.vocab entries is trained on the text."""
+    text_key: str = "text"
+    """The field of a JSONL record that holds the text."""
+    holdout: float = Field(0.02, ge=0, lt=1)
+    """The part of the documents that is never trained on."""
+    cache: str = "~/.cache/meshwright/data"
+    """Where tokenised text is kept, by the hash of what it was made from."""
+    prefetch: int = Field(2, ge=1)
+    """Batches made ready ahead of the step."""

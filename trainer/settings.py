@@ -1,0 +1,135 @@
+"""The sections of a config that the trainer itself owns: batch, precision, recompute, optimizer, train, run.
+
+Frozen and validated; every default is such that the shortest file trains. `mesh`, `zero`, `model` and `data` stand
+beside their owners.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+_STRICT = ConfigDict(extra="forbid", populate_by_name=True)
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class BatchConfig:
+    """Sequences: `global` = `micro` x accumulation x (replica x data x expert); accumulation is derived."""
+
+    global_: int = Field(32, ge=1, alias="global")
+    """Sequences per optimizer step, over the whole mesh."""
+    micro: int | None = Field(None, ge=1)
+    """Sequences per device at a time; unless given, all of the device's share at once."""
+    sequence: int = Field(256, ge=2)
+    """Tokens per sequence."""
+
+    def accumulation(self, num_groups: int) -> int:
+        """Micro-batches per step and device for `num_groups` = replica x data x expert."""
+        per_group, rest = divmod(self.global_, num_groups)
+        if rest:
+            low = self.global_ - rest
+            near = f"{low} or {low + num_groups}" if low else f"{num_groups}"
+            raise ValueError(
+                f"batch.global={self.global_} does not divide over replica x data x expert = {num_groups}; use {near}"
+            )
+        micro = self.micro or per_group
+        if per_group % micro:
+            divisors = [n for n in range(1, per_group + 1) if per_group % n == 0]
+            raise ValueError(
+                f"batch.global={self.global_} = micro {micro} x accumulation x {num_groups} has no whole solution: each "
+                f"of the {num_groups} groups takes {per_group} sequences; batch.micro can be one of {divisors}"
+            )
+        return per_group // micro
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class LossScaleConfig:
+    """Dynamic loss scaling for float16. `rule` chooses whose exact algorithm: DeepSpeed's or Megatron's."""
+
+    rule: Literal["deepspeed", "megatron"] = "deepspeed"
+    initial_power: int = Field(16, ge=0, le=32)
+    """The first scale is 2 to this power."""
+    window: int = Field(1000, ge=1)
+    hysteresis: int = Field(2, ge=1)
+    consecutive_hysteresis: bool = False
+    """DeepSpeed's rule only: every clean step refills the hysteresis."""
+    minimum: float = Field(1.0, gt=0)
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class PrecisionConfig:
+    """Master weights, moments and gradient accumulation are float32; `compute` is what the matmuls run in."""
+
+    compute: Literal["float32", "bfloat16", "float16"] = "float32"
+    reduce: Literal["float32", "bfloat16"] = "float32"
+    """What gradients travel in."""
+    loss_scale: LossScaleConfig = LossScaleConfig()
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class RecomputeConfig:
+    """What a layer's backward pass computes again instead of keeping."""
+
+    policy: Literal["none", "selective", "full"] = "none"
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class OptimizerConfig:
+    """The update rule and its learning-rate schedule, a pure function of the step."""
+
+    name: Literal["adamw", "sgd", "lion"] = "adamw"
+    learning_rate: float = Field(3e-4, ge=0)
+    schedule: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
+    warmup_steps: int = Field(0, ge=0)
+    decay_steps: int | None = Field(None, ge=1)
+    """Steps from the start to the end of the decay (wsd: the length of the decay); unless given, train.steps
+    (wsd: a tenth of it)."""
+    min_ratio: float = Field(0.1, ge=0, le=1)
+    """The last learning rate, as a part of `learning_rate`."""
+    beta1: float = Field(0.9, ge=0, lt=1)
+    """adamw and lion; the momentum of sgd."""
+    beta2: float = Field(0.95, ge=0, lt=1)
+    epsilon: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(0.1, ge=0)
+    """Decoupled; never on norms and biases."""
+    clip: float | None = Field(1.0, gt=0)
+    """The largest global gradient norm; null switches clipping off."""
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class ProfileConfig:
+    """A trace for XProf of `steps` steps from step `start` on."""
+
+    start: int = Field(10, ge=0)
+    steps: int = Field(3, ge=1)
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class TrainConfig:
+    steps: int = Field(1000, ge=0)
+    log_every: int = Field(10, ge=1)
+    eval_every: int | None = Field(None, ge=1)
+    eval_batches: int = Field(8, ge=1)
+    """Global batches of held-out text per evaluation."""
+    checkpoint_every: int | None = Field(None, ge=1)
+    """A last checkpoint is always written when training ends or is stopped."""
+    keep_checkpoints: int = Field(2, ge=1)
+    profile: ProfileConfig | None = None
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class RunConfig:
+    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    dir: str | None = None
+    """The run's folder; runs/NAME unless given."""
+    compile_cache: str | None = "~/.cache/meshwright/xla"
+    """Where XLA keeps compiled programs between runs; null switches it off."""
+    tensorboard: bool = True
+    wandb: dict[str, Any] | None = None
+    """Arguments of wandb.init, such as {project: my-project}; null: not used."""
+
+    @property
+    def folder(self) -> str:
+        return self.dir or f"runs/{self.name}"
