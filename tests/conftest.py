@@ -1,0 +1,32 @@
+"""What every test stands on: eight virtual CPU devices, compiled programs kept between runs, an empty home.
+
+The settings are environment variables, so that programs started by a test have them too; jax reads them when
+it is imported, so nothing here may import it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+os.environ.update(
+    JAX_PLATFORMS="cpu",
+    JAX_NUM_CPU_DEVICES="8",
+    JAX_COMPILATION_CACHE_DIR=str(ROOT / ".pytest_cache/d/xla"),  # emptied by `pytest --cache-clear`
+    JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0",  # most of the tests' time goes into many tiny programs
+)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """No test reads or writes the user's own caches."""
+    folder = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", str(folder))
+        patch.setenv("XDG_CACHE_HOME", str(folder / ".cache"))
+        yield folder
