@@ -43,8 +43,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     "gpt2-medium": _GPT2 | {"layers": 24, "hidden": 1024, "heads": 16},
     "gpt2-large": _GPT2 | {"layers": 36, "hidden": 1280, "heads": 20},
     "gpt2-xl": _GPT2 | {"layers": 48, "hidden": 1600, "heads": 25},
-    # Brown et al. 2020 (arXiv 2005.14165), table 2.1. Its locally banded layers are dense here; the vocabulary
-    # is GPT-2's, whose tokenizer the paper says it reuses.
+    # Brown et al. 2020 (arXiv 2005.14165), table 2.1. Its locally banded layers are dense here; the
+    # vocabulary is GPT-2's, whose tokenizer the paper says it reuses.
     "gpt3-175b": _GPT3 | {"layers": 96, "hidden": 12288, "heads": 96},
     # Smith et al. 2022 (arXiv 2201.11990), section 3. The vocabulary is GPT-2's before Megatron's padding;
     # the paper prints no parameter count beyond "530B".

@@ -1,0 +1,44 @@
+"""What the accelerators can do by their data sheets, and what they hold in memory now.
+
+Knows nothing of models. A device is anything that can be asked for its memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+import psutil
+
+# Part of the device kind -> FLOP/s in bfloat16 and float16, without sparsity. The first that fits counts.
+_PEAKS = (
+    ("H100 PCIe", 756e12),
+    ("H100 NVL", 835e12),
+    ("H200 NVL", 835e12),
+    ("A100", 312e12),
+    ("H100", 989e12),
+    ("H200", 989e12),  # GH200 too: its GPU is the same
+    ("GB200", 2500e12),
+    ("B200", 2250e12),
+)
+
+
+class Device(Protocol):
+    def memory_stats(self) -> dict[str, int] | None: ...
+
+
+def peak_flops(device_kind: str, compute_dtype: str) -> float | None:
+    """Dense peak of one device in FLOP/s, or None for a device or a dtype that is not in the table.
+
+    float32 has none: what its matmuls run in (float32 or TF32) is XLA's choice.
+    """
+    if compute_dtype not in ("bfloat16", "float16"):
+        return None
+    return next((peak for part, peak in _PEAKS if part in device_kind), None)
+
+
+def memory_in_use(devices: Iterable[Device]) -> dict[str, int]:
+    """Bytes now: `host` of this process, and, where devices can tell, `device` of the fullest one."""
+    in_use = {"host": int(psutil.Process().memory_info().rss)}
+    used = [stats["bytes_in_use"] for stats in (device.memory_stats() for device in devices) if stats]
+    return in_use | {"device": max(used)} if used else in_use

@@ -1,0 +1,196 @@
+"""A run's folder: what was asked for, and what it ran on.
+
+    config.yaml        the resolved config
+    environment.json   one record per start: versions, host, devices, data, commit
+    metrics.jsonl, tensorboard/, checkpoints/    written by others
+
+Takes the config as plain nested data, and knows nothing of training. One process per run opens the folder.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import platform
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trainer.errors import ConfigError
+
+PACKAGES = ("meshwright", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "tokenizers")
+
+
+class Change(Enum):
+    """What a resumed run may do with a key."""
+
+    REFUSED = "it would be another run"
+    NOTED = "allowed, and said aloud"
+    FREE = "does not change what is learned"
+
+
+# The longest entry that a key starts with decides. What is named nowhere is REFUSED, so a new key is safe.
+CHANGES = {
+    "mesh": Change.FREE,
+    "zero": Change.FREE,
+    "recompute": Change.FREE,
+    "run": Change.FREE,
+    "train": Change.FREE,
+    "train.steps": Change.NOTED,  # a decay that ends with the run moves
+    "batch.micro": Change.FREE,
+    "batch.global": Change.NOTED,
+    "precision": Change.NOTED,
+    "optimizer": Change.NOTED,
+    "optimizer.name": Change.REFUSED,
+    "model.preset": Change.FREE,  # its fields are compared one by one
+    "model.scan_layers": Change.FREE,
+    "data.cache": Change.FREE,
+    "data.prefetch": Change.FREE,
+}
+
+
+class RunFolder:
+    """`runs/NAME`, new or resumed."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    def open(self, config: Mapping[str, Any], environment: Mapping[str, Any]) -> list[str]:
+        """Creates the folder, or checks that it holds this very run; writes config.yaml and environment.json.
+
+        Returns what the user should be told: settings that differ from the last start's, and may.
+
+        Raises:
+            ConfigError: the folder holds something else, a run that learns something else, or other data.
+        """
+        config = _plain(config)
+        notes = self._compare(config, environment)
+        self.path.mkdir(parents=True, exist_ok=True)
+        starts = [*self._starts(), environment]
+        go_on = f"meshwright train {self._file('config.yaml')}"
+        header = f"# The resolved config of this run; to go on with it: {go_on}\n"
+        self._write("config.yaml", header + yaml.safe_dump(config, sort_keys=False))
+        self._write("environment.json", json.dumps(starts, indent=2) + "\n")
+        return notes
+
+    def _compare(self, config: dict[str, Any], environment: Mapping[str, Any]) -> list[str]:
+        """The notes on a folder that may be opened; see `open` for what it raises."""
+        file = self._file("config.yaml")
+        if not file.exists():
+            self._require_empty()
+            return []
+        if not self._has_begun():
+            return []
+        differences = list(_differences(yaml.safe_load(file.read_text(encoding="utf-8")), config))
+        refused = [text for change, text in differences if change is Change.REFUSED]
+        if refused:
+            raise self._another_run(refused)
+        self._require_same_data(environment)
+        return [text for change, text in differences if change is Change.NOTED]
+
+    def _has_begun(self) -> bool:
+        """Whether there is anything to mix up: a run that failed before its first step may be corrected."""
+        metrics, checkpoints = self._file("metrics.jsonl"), self._file("checkpoints")
+        return (metrics.exists() and metrics.stat().st_size > 0) or (
+            checkpoints.exists() and any(checkpoints.iterdir())
+        )
+
+    def _require_empty(self) -> None:
+        if not self.path.exists():
+            return
+        if not self.path.is_dir() or any(entry.suffix != ".tmp" for entry in self.path.iterdir()):
+            raise ConfigError(
+                f"run.dir={self.path} is there already and is not a run's folder (it has no config.yaml); "
+                "give another run.dir, or move it away"
+            )
+
+    def _require_same_data(self, environment: Mapping[str, Any]) -> None:
+        hashes = [start.get("data_hash") for start in (*self._starts()[-1:], environment)]
+        if None not in hashes and len(set(hashes)) > 1:
+            raise self._another_run([f"the text behind data.path has changed ({hashes[0]} -> {hashes[1]})"])
+
+    def _another_run(self, differences: Sequence[str]) -> ConfigError:
+        listed = "".join(f"\n  {text}" for text in differences)
+        return ConfigError(
+            f"{self.path} holds another run:{listed}\n"
+            "Set these back to train it on; for a new run give another run.name, or move the folder away."
+        )
+
+    def _starts(self) -> list[dict[str, Any]]:
+        file = self._file("environment.json")
+        return json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+
+    def _file(self, name: str) -> Path:
+        return self.path / name
+
+    def _write(self, name: str, text: str) -> None:
+        """Whole or not at all, even for a process that is killed here."""
+        part = self._file(f".{name}.tmp")
+        part.write_text(text, encoding="utf-8")
+        part.replace(self._file(name))
+
+
+def describe_environment(devices: Sequence[str], data_hash: str | None) -> dict[str, Any]:
+    """The record of one start. `devices` as strings; `data_hash` is None where there is no data yet."""
+    return {
+        "start": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "host": platform.node(),
+        "packages": {name: version(name) for name in PACKAGES},
+        "devices": list(devices),
+        "data_hash": data_hash,
+        "git_commit": _git_commit(),
+    }
+
+
+def version(package: str) -> str | None:
+    """The installed version of a distribution, or None."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _git_commit() -> str | None:
+    """The working directory's commit, `-dirty` where it has been changed since; None outside a repository."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return result.stdout.strip()
+
+
+def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
+    """As it will be read back, so that two configs compare equal exactly when their files do."""
+    return yaml.safe_load(yaml.safe_dump(dict(config)))
+
+
+def _differences(
+    old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
+) -> Iterator[tuple[Change, str]]:
+    """(what is allowed, "key was x and is y") for each key that differs, in the order of the new config.
+
+    A key that only one of them has comes from another version of meshwright: it is noted, never refused.
+    """
+    for key in {**new, **old}:
+        name = prefix + key
+        if key not in old or key not in new:
+            change = Change.FREE if _change(name) is Change.FREE else Change.NOTED
+            yield change, f"{name} is {'new' if key in new else 'gone'}"
+        elif isinstance(old[key], dict) and isinstance(new[key], dict):
+            yield from _differences(old[key], new[key], f"{name}.")
+        elif old[key] != new[key]:
+            yield _change(name), f"{name} was {old[key]} and is {new[key]}"
+
+
+def _change(key: str) -> Change:
+    parts = key.split(".")
+    prefixes = (".".join(parts[:size]) for size in range(len(parts), 0, -1))
+    return next((CHANGES[prefix] for prefix in prefixes if prefix in CHANGES), Change.REFUSED)
