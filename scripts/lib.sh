@@ -54,6 +54,6 @@ ensure_env() {
   stamp="$version $(cksum <"$root/pyproject.toml") $root"
   if [ "$(cat "$venv/installed${extra:+-$extra}" 2>/dev/null)" = "$stamp" ]; then return; fi
   echo "installing meshwright${extra:+[$extra]} into $venv (a minute or two)"
-  pip install --quiet --disable-pip-version-check --editable "$root${extra:+[$extra]}"
+  pip install --quiet --quiet --disable-pip-version-check --editable "$root${extra:+[$extra]}"
   echo "$stamp" | tee "$venv/installed" "$venv/installed${extra:+-$extra}" >/dev/null
 }
