@@ -110,9 +110,10 @@ class RunFolder:
             )
 
     def _require_same_data(self, environment: Mapping[str, Any]) -> None:
-        hashes = [start.get("data_hash") for start in (*self._starts()[-1:], environment)]
-        if None not in hashes and len(set(hashes)) > 1:
-            raise self._another_run([f"the text behind data.path has changed ({hashes[0]} -> {hashes[1]})"])
+        known = [start["data_hash"] for start in self._starts() if start.get("data_hash")]
+        now = environment.get("data_hash")
+        if known and now and now != known[-1]:
+            raise self._another_run([f"the text behind data.path has changed ({known[-1]} -> {now})"])
 
     def _another_run(self, differences: Sequence[str]) -> ConfigError:
         listed = "".join(f"\n  {text}" for text in differences)
