@@ -9,8 +9,8 @@ from pydantic.dataclasses import dataclass
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class DataConfig:
     path: str | list[str] = "stdlib"
-    """`stdlib` (the sources of the Python standard library), or files, folders or globs of text and JSONL, or the
-    prefix of a Megatron .bin/.idx pair."""
+    """`stdlib` (the sources of the Python standard library), or files, folders or globs of text and JSONL, or
+    the prefix of a Megatron .bin/.idx pair."""
     tokenizer: str | None = None
     """A tokenizer.json; unless given, a byte-level BPE of model.vocab entries is trained on the text."""
     text_key: str = "text"

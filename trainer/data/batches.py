@@ -1,0 +1,113 @@
+"""Global batches as pure functions of the step, and a thread that makes them ahead of time.
+
+A process reads only its own rows, and every process agrees on all of them without a word. Knows nothing of
+devices or meshes. `B` is the global batch, `S` the sequence length.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from trainer.data.order import shuffled
+from trainer.data.packing import Item, PackedSequences
+
+Batch = dict[str, np.ndarray]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class TrainBatches:
+    """Shuffled windows, epoch after epoch, without end."""
+
+    packed: PackedSequences
+    seed: int
+    global_batch: int
+
+    def batch(self, step: int) -> Batch:
+        """The fields of PackedSequences as [B, S], and `sample`, uint32 [B]: see `rows`."""
+        return self.rows(step, 0, self.global_batch)
+
+    def rows(self, step: int, low: int, high: int) -> Batch:
+        """Rows low up to high of the batch of `step`.
+
+        `sample` is the row's place in the global stream of samples, modulo 2**32: a dropout key that
+        depends on neither mesh nor micro-batch.
+        """
+        place = int(step) * self.global_batch + np.arange(low, high, dtype=np.int64)
+        windows = shuffled(self.seed, place, len(self.packed))
+        return _stack([self.packed[int(window)] for window in windows], place)
+
+
+@dataclass(frozen=True)
+class HeldOutBatches:
+    """The first windows in their order, each once. Where they run out, rows of the last batch are padding."""
+
+    packed: PackedSequences
+    global_batch: int
+    most: int
+    """No more batches than this."""
+
+    def __len__(self) -> int:
+        return min(self.most, -(-len(self.packed) // self.global_batch))
+
+    def batch(self, index: int) -> Batch:
+        """As TrainBatches.batch."""
+        return self.rows(index, 0, self.global_batch)
+
+    def rows(self, index: int, low: int, high: int) -> Batch:
+        if not 0 <= index < len(self):
+            raise IndexError(f"held-out batch {index} of {len(self)}")
+        place = index * self.global_batch + np.arange(low, high, dtype=np.int64)
+        count = len(self.packed)
+        return _stack([self.packed[int(k)] if k < count else self.packed.padding() for k in place], place)
+
+
+def prefetch(get: Callable[[int], T], start: int, stop: int, depth: int) -> Generator[T, None, None]:
+    """Yields get(start), ..., get(stop - 1), made by a thread that keeps up to `depth` ready.
+
+    What `get` raises is raised here, in its turn. Closing the generator ends the thread.
+    """
+    ready: queue.SimpleQueue[T | _Failure] = queue.SimpleQueue()
+    room = threading.Semaphore(depth)
+    closed = threading.Event()
+
+    def work() -> None:
+        try:
+            for step in range(start, stop):
+                room.acquire()
+                if closed.is_set():
+                    return
+                ready.put(get(step))
+        except BaseException as error:  # the consumer's to handle, whatever it is
+            ready.put(_Failure(error))
+
+    thread = threading.Thread(target=work, name="prefetch", daemon=True)
+    thread.start()
+    try:
+        for _ in range(start, stop):
+            item = ready.get()
+            if isinstance(item, _Failure):
+                raise item.error
+            room.release()
+            yield item
+    finally:
+        closed.set()
+        room.release()
+        thread.join()
+
+
+@dataclass(frozen=True)
+class _Failure:
+    error: BaseException
+
+
+def _stack(items: list[Item], place: np.ndarray) -> Batch:
+    batch = {name: np.stack([item[name] for item in items]) for name in items[0]}
+    batch["sample"] = (place & 0xFFFF_FFFF).astype(np.uint32)
+    return batch

@@ -1,0 +1,217 @@
+"""From `data:` to tokens on disk: read once, tokenised once, memory-mapped ever after.
+
+What was made is kept in the cache under a hash of what it was made from: the files' contents, the tokenizer,
+the vocabulary. Knows nothing of windows, batches or devices.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import lzma
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainer.data.cache import cached_folder
+from trainer.data.config import DataConfig
+from trainer.data.corpus import find_files, is_jsonl, read_documents
+from trainer.data.indexed import IndexedDataset, bin_file, find_pair, idx_file
+from trainer.data.packing import TokenStream
+from trainer.data.tokenise import Facts, count_train, survey, train_tokenizer, write_tokens
+from trainer.data.tokenizer import Tokenizer
+from trainer.errors import ConfigError
+
+Say = Callable[[str], None]
+
+_FORMAT = 1
+"""Part of every cache key; to be raised when the same text would be laid down otherwise."""
+_CHUNK = 1 << 21
+"""Tokens counted at a time."""
+
+
+@dataclass(frozen=True, eq=False)
+class Corpus:
+    """Tokenised documents, the last of them held out."""
+
+    indexed: IndexedDataset
+    num_train_documents: int
+    vocab: int
+    hash: str
+    """Hex; of the tokens and of where documents begin: see Facts."""
+    tokenizer: Tokenizer | None
+    bytes_per_token: np.ndarray | None
+    """int32 [vocab]; None without a tokenizer, or with one whose tokens do not spell the text."""
+
+    @property
+    def eod(self) -> int | None:
+        """The id that ends a document, where a tokenizer tells it."""
+        return self.tokenizer.eod if self.tokenizer else None
+
+    @property
+    def train_documents(self) -> range:
+        return range(self.num_train_documents)
+
+    @property
+    def heldout_documents(self) -> range:
+        return range(self.num_train_documents, self.indexed.num_documents)
+
+    def unigram_entropy(self) -> float:
+        """Nats per training token: the loss of a model that knows only how often each id occurs."""
+        stream = TokenStream(self.indexed, self.train_documents)
+        counts = np.zeros(self.vocab, np.int64)
+        for begin in range(0, len(stream), _CHUNK):
+            tokens, _ = stream.read(begin, min(begin + _CHUNK, len(stream)))
+            counts += np.bincount(tokens, minlength=self.vocab)
+        p = counts[counts > 0] / counts.sum()
+        return float(-(p * np.log(p)).sum())
+
+    def heldout_text(self) -> bytes:
+        """The held-out documents end to end, as UTF-8.
+
+        Raises:
+          ConfigError: nothing is held out, or there is no tokenizer to decode it.
+        """
+        if self.tokenizer is None:
+            raise ConfigError("without a tokenizer the held-out tokens are not text; give data.tokenizer")
+        text = "".join(
+            self.tokenizer.decode(self.indexed.document(index)) for index in self.heldout_documents
+        )
+        if not text:
+            raise ConfigError("no text is held out; raise data.holdout, or give data.path more documents")
+        return text.encode()
+
+    def xz_bits_per_byte(self) -> float:
+        """What `xz -9e` makes of the held-out text: compressed bits per byte. Raises as heldout_text."""
+        text = self.heldout_text()
+        return 8 * len(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME)) / len(text)
+
+
+def prepare(config: DataConfig, vocab: int, say: Say) -> Corpus:
+    """The corpus that `config` describes, from the cache or made now; `say` gets a line for each thing done.
+
+    Any number of processes may call this at once: those that share a cache wait for the first to make it. A
+    Megatron pair is not copied, only read through once, and again when it has changed.
+
+    Args:
+      vocab: the model's vocabulary; every token id is below it.
+
+    Raises:
+      ConfigError: for whatever is wrong with the files, the tokenizer or the cache folder.
+    """
+    pair = find_pair(config.path)
+    return _from_pair(pair, config, vocab, say) if pair else _from_text(config, vocab, say)
+
+
+def _from_pair(pair: Path, config: DataConfig, vocab: int, say: Say) -> Corpus:
+    indexed = IndexedDataset.open(pair)
+    tokenizer = _given_tokenizer(config, vocab)
+    stats = [(str(file.resolve()), file.stat()) for file in (bin_file(pair), idx_file(pair))]
+    key = _key(pair=[(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats])
+    folder = cached_folder(_root(config), key, lambda new: survey(pair).save(new / "facts.json"))
+    corpus = _corpus(indexed, tokenizer, Facts.load(folder / "facts.json"), config, vocab)
+    say(_summary(corpus, pair))
+    return corpus
+
+
+def _from_text(config: DataConfig, vocab: int, say: Say) -> Corpus:
+    files = find_files(config.path)
+    given = _given_tokenizer(config, vocab)
+    key = _key(
+        files=_digests(files),
+        text_key=config.text_key,
+        vocab=vocab,
+        tokenizer=given.inner.to_str() if given else {"trained without": config.holdout},
+    )
+    folder = cached_folder(_root(config), key, lambda new: _build(new, files, given, config, vocab, say))
+    indexed, tokenizer = IndexedDataset.open(folder / "tokens"), Tokenizer.load(folder / "tokenizer.json")
+    corpus = _corpus(indexed, tokenizer, Facts.load(folder / "facts.json"), config, vocab)
+    say(_summary(corpus, folder))
+    return corpus
+
+
+def _build(
+    folder: Path, files: Sequence[Path], given: Tokenizer | None, config: DataConfig, vocab: int, say: Say
+) -> None:
+    tokenizer = given or _train_tokenizer(files, config, vocab, say)
+    tokenizer.save(folder / "tokenizer.json")
+    start = time.perf_counter()
+    write_tokens(folder / "tokens", files, config.text_key, tokenizer, vocab)
+    say(f"data: {len(files):,} files tokenised in {time.perf_counter() - start:.1f} s")
+    survey(folder / "tokens").save(folder / "facts.json")
+
+
+def _train_tokenizer(files: Sequence[Path], config: DataConfig, vocab: int, say: Say) -> Tokenizer:
+    start = time.perf_counter()
+    tokenizer = train_tokenizer(read_documents(files, config.text_key), vocab, config.holdout)
+    say(f"data: byte-level BPE of {tokenizer.size:,} entries trained in {time.perf_counter() - start:.1f} s")
+    if tokenizer.size < vocab:
+        say(f"data: the text has no more pairs to merge; {vocab - tokenizer.size:,} ids stay unused")
+    return tokenizer
+
+
+def _corpus(
+    indexed: IndexedDataset, tokenizer: Tokenizer | None, facts: Facts, config: DataConfig, vocab: int
+) -> Corpus:
+    if facts.smallest < 0:
+        raise ConfigError(
+            f"data.path: there are negative token ids (down to {facts.smallest}); make the pair anew"
+        )
+    if facts.largest >= vocab:
+        raise ConfigError(
+            f"data.path: token ids go up to {facts.largest} and model.vocab={vocab}; use model.vocab="
+            f"{facts.largest + 1} or more"
+        )
+    return Corpus(
+        indexed=indexed,
+        num_train_documents=count_train(indexed.num_documents, config.holdout),
+        vocab=vocab,
+        hash=facts.hash,
+        tokenizer=tokenizer,
+        bytes_per_token=tokenizer.bytes_per_token(vocab) if tokenizer else None,
+    )
+
+
+def _given_tokenizer(config: DataConfig, vocab: int) -> Tokenizer | None:
+    if config.tokenizer is None:
+        return None
+    tokenizer = Tokenizer.load(Path(config.tokenizer).expanduser())
+    tokenizer.check_fits(vocab)
+    return tokenizer
+
+
+def _summary(corpus: Corpus, place: Path) -> str:
+    return (
+        f"data: {corpus.indexed.num_tokens:,} tokens in {corpus.indexed.num_documents:,} documents, "
+        f"{len(corpus.heldout_documents):,} held out, hash {corpus.hash[:12]} ({place})"
+    )
+
+
+def _root(config: DataConfig) -> Path:
+    return Path(config.cache).expanduser()
+
+
+def _key(**parts: Any) -> str:
+    description = json.dumps({"format": _FORMAT, **parts}, sort_keys=True)
+    return hashlib.sha256(description.encode()).hexdigest()[:32]
+
+
+def _digests(files: Sequence[Path]) -> list[tuple[bool, str]]:
+    """Kind and hash of every file, in an order that does not tell where the files are."""
+    with ThreadPoolExecutor() as pool:
+        return sorted(zip(map(is_jsonl, files), pool.map(_digest, files), strict=True))
+
+
+def _digest(file: Path) -> str:
+    try:
+        with file.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as error:
+        raise ConfigError(
+            f"data.path: {file} cannot be read ({error.strerror}); mend it, or leave it out of data.path"
+        ) from error

@@ -1,0 +1,132 @@
+"""The work of making a corpus: train a tokenizer, tokenise every document, survey what came out.
+
+Each pass streams, so memory does not grow with the text. Where a document stands, and so whether it is held
+out, follows from a hash of its content. Knows nothing of the cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress
+
+from trainer.data.corpus import Document, read_documents
+from trainer.data.indexed import IndexedDataset, IndexedWriter, bin_file, idx_file, token_dtype
+from trainer.data.tokenizer import Tokenizer
+
+_SAMPLE = 1 << 22
+"""Characters a tokenizer is trained on: more costs seconds and saves hardly a token."""
+_BATCH = 1 << 21
+"""Characters tokenised, and tokens surveyed, at a time."""
+
+
+def count_train(num_documents: int, holdout: float) -> int:
+    """Documents that are trained on: all but the held-out part, which is one at least where two exist."""
+    if holdout == 0 or num_documents < 2:
+        return num_documents
+    return num_documents - min(max(round(num_documents * holdout), 1), num_documents - 1)
+
+
+def train_tokenizer(documents: Iterable[Document], vocab: int, holdout: float) -> Tokenizer:
+    """A byte-level BPE of documents that will be trained on: the first in order, _SAMPLE characters."""
+    chosen: list[tuple[int, str]] = []  # a heap, the last in order on top
+    size = num_documents = 0
+    for document in documents:
+        text = document.text[:_SAMPLE]
+        heapq.heappush(chosen, (-_rank(document.text), text))
+        num_documents += 1
+        size += len(text)
+        while size - len(chosen[0][1]) >= _SAMPLE:
+            size -= len(heapq.heappop(chosen)[1])
+    texts = [text for _, text in sorted(chosen, reverse=True)]
+    return Tokenizer.train(texts[: count_train(num_documents, holdout)], vocab)
+
+
+def write_tokens(
+    prefix: Path, files: Sequence[Path], text_key: str, tokenizer: Tokenizer, vocab: int
+) -> None:
+    """Writes the pair `prefix`: every document with its end-of-document token, in order of their hashes."""
+    arrived = prefix.with_name("arrived")
+    dtype = token_dtype(vocab)
+    ranks: list[int] = []
+    with (
+        _progress("tokenising", sum(file.stat().st_size for file in files)) as advance,
+        IndexedWriter(arrived, dtype) as writer,
+    ):
+        for texts in _batches(read_documents(files, text_key)):
+            for ids in tokenizer.encode_batch(texts):
+                writer.add(np.append(ids, tokenizer.eod))
+            ranks += map(_rank, texts)
+            advance(sum(len(text.encode()) for text in texts))
+    unordered = IndexedDataset.open(arrived)
+    with IndexedWriter(prefix, dtype) as writer:
+        for document in np.argsort(np.array(ranks, np.uint64), kind="stable"):
+            writer.add(unordered.document(int(document)))
+    bin_file(arrived).unlink()
+    idx_file(arrived).unlink()
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is learnt from one reading of a pair."""
+
+    hash: str
+    """Hex; as `cat PREFIX.idx PREFIX.bin | sha256sum` prints it."""
+    smallest: int
+    largest: int
+    """Token ids."""
+
+    @classmethod
+    def load(cls, file: Path) -> Facts:
+        return cls(**json.loads(file.read_text()))
+
+    def save(self, file: Path) -> None:
+        file.write_text(json.dumps(asdict(self)))
+
+
+def survey(prefix: Path) -> Facts:
+    tokens = IndexedDataset.open(prefix).tokens
+    digest = hashlib.sha256(idx_file(prefix).read_bytes())
+    smallest = largest = int(tokens[0])
+    with _progress("checking tokens", len(tokens)) as advance:
+        for begin in range(0, len(tokens), _BATCH):
+            chunk = np.ascontiguousarray(tokens[begin : begin + _BATCH])
+            digest.update(chunk.data)
+            smallest, largest = min(smallest, int(chunk.min())), max(largest, int(chunk.max()))
+            advance(len(chunk))
+    return Facts(digest.hexdigest(), smallest, largest)
+
+
+def _rank(text: str) -> int:
+    """Where a document stands in the order: 64 bits of a hash of its text."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
+
+
+def _batches(documents: Iterable[Document]) -> Iterator[list[str]]:
+    texts: list[str] = []
+    size = 0
+    for document in documents:
+        texts.append(document.text)
+        size += len(document.text)
+        if size >= _BATCH:
+            yield texts
+            texts, size = [], 0
+    if texts:
+        yield texts
+
+
+@contextmanager
+def _progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on a terminal, nothing in a pipe."""
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda amount: progress.advance(task, amount)
