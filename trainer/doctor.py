@@ -58,7 +58,7 @@ def doctor(console: Console | None = None) -> int:
     findings.append(step)
     console.print(_table(findings))
     if details:
-        console.print(details, markup=False, highlight=False)
+        console.print(details, markup=False, highlight=False, soft_wrap=True)
     return int(any(finding.state == "fail" for finding in findings))
 
 
@@ -77,13 +77,8 @@ def _software() -> Iterator[Finding]:
     yield Finding("python", f"{platform.python_version()} on {platform.platform()}")
     for name in PACKAGES:
         found = version(name)
-        yield (
-            Finding(name, found)
-            if found
-            else Finding(
-                name, "not installed", "warn", f"pip install {name} (or, in a checkout, pip install -e .)"
-            )
-        )
+        missing = Finding(name, "not installed", "warn", "pip install -e . in a checkout of meshwright")
+        yield Finding(name, found) if found else missing
 
 
 def _hardware() -> Iterator[Finding]:
