@@ -1,0 +1,167 @@
+"""The decoder: embedding, a stack of equal blocks, head. GPT-2, BLOOM and Llama are three values of its config.
+
+A model is described without memory: `declarations` names every parameter with its logical shape. To run, it is given
+`leaves` (what the caller holds for each parameter, the blocks' stacked on dim 0) and `fetch(name, leaf)`, which turns
+one into the weight at the moment it is used. So ZeRO can gather late without the model knowing.
+
+Shapes: `B` batch, `S` sequence (`s` = this device's slice), `D` model, `V` vocabulary (`v` = this device's block),
+`L` layers, `T` cache positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from models import rope
+from models.config import ModelConfig
+from models.inputs import Batch, Cache, Inputs
+from models.layers import Block, Norm, drop
+from models.parameter import Declaration, Init, parameter
+from sharding import collectives, tensor
+from sharding.mesh import BATCH_AXES, ZERO_AXES
+
+Leaves = Mapping[str, Any]
+Fetch = Callable[[str, Any], jax.Array]
+Policy = Callable[..., bool]
+STACK = "layers."
+"""The prefix of the parameters that are stacked over the layers."""
+
+
+class Embedding(nnx.Module):
+    """Token embedding, with learned positions and a norm where the family has them."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.dropout = config.dropout
+        self.weight = parameter((config.vocab, config.hidden), ("vocab", "embed"), Init(std=config.init_std))
+        if config.positions == "learned":
+            self.positions = parameter((config.context, config.hidden), ("positions", "embed"), Init(std=config.init_std))
+        self.norm = Norm(config) if config.embedding_norm else None
+
+    def __call__(self, tokens_BS: jax.Array, inputs: Inputs) -> jax.Array:
+        """[B, S] -> [B, s, D]."""
+        x = tensor.embed(self.weight[...], tokens_BS, inputs.split)
+        if hasattr(self, "positions"):
+            x = x + self.positions[...][tensor.slice_of_sequence(inputs.positions, inputs.split)]
+        if self.norm is not None:
+            x = self.norm(x)
+        return drop(x, inputs, self.dropout, 0)
+
+
+class Head(nnx.Module):
+    """The last norm and, unless it is the embedding's, the output matrix."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.norm = Norm(config)
+        if not config.tied:
+            self.weight = parameter((config.vocab, config.hidden), ("vocab", "embed"), Init(std=config.init_std))
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """The model of one config. Holds no arrays."""
+
+    config: ModelConfig
+
+    @cached_property
+    def declarations(self) -> dict[str, Declaration]:
+        """Every parameter by its name, in a fixed order; those of the blocks with dim 0 = layer."""
+        found = {}
+        for part, (_, state) in self._parts.items():
+            for path, variable in state.flat_state():
+                declaration = variable.get_metadata("declaration")
+                if part == "layers":
+                    shape, axes = (self.config.layers, *declaration.shape), ("layers", *declaration.axes)
+                    declaration = Declaration(shape, axes, declaration.init)
+                found[".".join((part, *path))] = declaration
+        return found
+
+    def loss(self, leaves: Leaves, fetch: Fetch, batch: Batch, dropout_key: jax.Array | None, policy: Policy | None) -> jax.Array:
+        """Σ weight x token loss over this device's batch, float32 scalar.
+
+        `policy` says which of a block's activations to keep for its backward pass (None: whatever JAX keeps).
+        """
+        inputs = self._inputs(batch, dropout_key)
+        x = self._part("embedding", leaves, fetch)(batch.tokens, inputs)
+        x = self._blocks(leaves, fetch, x, inputs, policy)
+        head = self._part("head", leaves, fetch)
+        x_BSD = tensor.enter(head.norm(x), split=True)
+        return tensor.cross_entropy(
+            x_BSD.reshape(-1, x_BSD.shape[-1]),
+            self._output_table(head, leaves, fetch),
+            batch.targets.reshape(-1),
+            batch.weights.reshape(-1),
+            self.config.vocab,
+        )
+
+    def decode(
+        self, leaves: Leaves, fetch: Fetch, tokens_BS: jax.Array, cache: Cache, offset: jax.Array | int, last: jax.Array | int
+    ) -> tuple[jax.Array, Cache]:
+        """Tokens [B, S] at positions `offset`.. -> logits after token `last` of them [B, v] float32, and the cache.
+
+        `cache` holds all layers, [L, B, T, G, K]. Entries past the vocabulary are -inf.
+        """
+        positions = jnp.broadcast_to(offset + jnp.arange(tokens_BS.shape[1]), tokens_BS.shape)
+        inputs = Inputs(split=False, positions=positions, rope=self._rope(positions), offset=offset)
+        x = self._part("embedding", leaves, fetch)(tokens_BS, inputs)
+        x = collectives.varying(x, (*BATCH_AXES, *ZERO_AXES))
+
+        def block(x: jax.Array, layer: tuple[jax.Array, Leaves, Cache]) -> tuple[jax.Array, Cache]:
+            index, layer_leaves, layer_cache = layer
+            x, layer_cache = self._part("layers", layer_leaves, fetch)(x, inputs, index, layer_cache)
+            return x, layer_cache
+
+        stack = {name: leaf for name, leaf in leaves.items() if name.startswith(STACK)}
+        x, cache = jax.lax.scan(block, x, (jnp.arange(self.config.layers), stack, cache))
+        head = self._part("head", leaves, fetch)
+        x_B1D = head.norm(jax.lax.dynamic_slice_in_dim(x, last, 1, axis=1))
+        return tensor.logits(x_B1D, self._output_table(head, leaves, fetch), self.config.vocab)[:, 0], cache
+
+    @cached_property
+    def _parts(self) -> dict[str, tuple[nnx.GraphDef, nnx.State]]:
+        kinds = {"embedding": Embedding, "layers": Block, "head": Head}
+        return {name: nnx.split(nnx.eval_shape(lambda kind=kind: kind(self.config))) for name, kind in kinds.items()}
+
+    def _part(self, part: str, leaves: Leaves, fetch: Fetch) -> Any:
+        """The module `part`, holding the weights fetched for it."""
+        graph, state = self._parts[part]
+        names = [".".join((part, *path)) for path, _ in state.flat_state()]
+        weights = [fetch(name, leaves[name]) for name in names]
+        return nnx.merge(graph, jax.tree.unflatten(jax.tree.structure(state), weights))
+
+    def _blocks(self, leaves: Leaves, fetch: Fetch, x: jax.Array, inputs: Inputs, policy: Policy | None) -> jax.Array:
+        def block(x: jax.Array, layer: tuple[jax.Array | int, Leaves]) -> tuple[jax.Array, None]:
+            index, layer_leaves = layer
+            return self._part("layers", layer_leaves, fetch)(x, inputs, index)[0], None
+
+        if policy is not None:
+            block = jax.checkpoint(block, policy=policy, prevent_cse=not self.config.scan_layers)
+        stack = {name: leaf for name, leaf in leaves.items() if name.startswith(STACK)}
+        if self.config.scan_layers:
+            return jax.lax.scan(block, x, (jnp.arange(self.config.layers), stack))[0]
+        for index in range(self.config.layers):
+            x, _ = block(x, (index, {name: leaf[index] for name, leaf in stack.items()}))
+        return x
+
+    def _output_table(self, head: Head, leaves: Leaves, fetch: Fetch) -> jax.Array:
+        name = "embedding.weight"
+        return fetch(name, leaves[name]) if self.config.tied else head.weight[...]
+
+    def _inputs(self, batch: Batch, dropout_key: jax.Array | None) -> Inputs:
+        return Inputs(
+            split=True,
+            positions=batch.positions,
+            segments=batch.segments,
+            rope=self._rope(batch.positions),
+            dropout_key=dropout_key if self.config.dropout else None,
+            samples=batch.samples,
+        )
+
+    def _rope(self, positions_BS: jax.Array) -> tuple[jax.Array, jax.Array] | None:
+        return rope.angles(self.config, positions_BS) if self.config.positions == "rope" else None

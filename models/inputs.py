@@ -1,0 +1,48 @@
+"""What a block needs besides the activations: positions, segments, dropout keys, and a cache while decoding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+
+
+class Batch(NamedTuple):
+    """Packed sequences, [B, S] each but the last; `segments` numbers the documents of a sequence from 1, 0 is padding."""
+
+    tokens: jax.Array  # int32
+    targets: jax.Array  # int32: the next token
+    segments: jax.Array  # int32
+    positions: jax.Array  # int32: within the document
+    weights: jax.Array  # float32: 1 where the target counts
+    samples: jax.Array  # int32 [B]: place in the global order of samples; keys dropout
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What all blocks of one forward pass share."""
+
+    split: bool
+    """The sequence is cut over `tensor` between matmuls; False while decoding."""
+    positions: jax.Array  # [B, S] int32
+    segments: jax.Array | None = None  # [B, S] int32
+    rope: tuple[jax.Array, jax.Array] | None = None  # cosines and sines, [B, S, K/2] float32
+    dropout_key: jax.Array | None = None
+    samples: jax.Array | None = None  # [B] int32
+    offset: jax.Array | int = 0
+    """While decoding: where in the cache the first of these tokens stands."""
+
+
+class Cache(NamedTuple):
+    """Keys and values of one layer, or of all layers where they are stacked: [(L,) B, T, G, K]."""
+
+    keys: jax.Array
+    values: jax.Array
+
+    def write(self, k_BSGK: jax.Array, v_BSGK: jax.Array, offset: jax.Array | int) -> Cache:
+        """The cache with the new tokens' keys and values at `offset`."""
+        place = (0, offset, 0, 0)
+        keys = jax.lax.dynamic_update_slice(self.keys, k_BSGK.astype(self.keys.dtype), place)
+        return Cache(keys, jax.lax.dynamic_update_slice(self.values, v_BSGK.astype(self.values.dtype), place))
+

@@ -1,0 +1,62 @@
+"""The named collectives, written so that a program reads the same on one device and on thousands.
+
+Every function takes mesh axis names and leaves out those of size 1, or not bound at all: on one device nothing is
+emitted. All of them run inside `jax.shard_map(..., check_vma=True)`, whose types record over which axes a value
+*varies*; a sum over an axis that the value does not vary over is a type error there, not a wrong number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+from jax import lax
+
+
+def axis_size(axis: str) -> int:
+    """Devices along `axis`; 1 outside of a manual region."""
+    try:
+        return lax.axis_size(axis)
+    except NameError:
+        return 1
+
+
+def live(axes: Sequence[str]) -> tuple[str, ...]:
+    """Those of `axes` that have more than one device."""
+    return tuple(axis for axis in axes if axis_size(axis) > 1)
+
+
+def axis_index(axis: str) -> jax.Array | int:
+    """This device's place along `axis`."""
+    return lax.axis_index(axis) if live([axis]) else 0
+
+
+def varying_axes(x: jax.Array) -> frozenset[str]:
+    """The axes over which devices may hold different values of `x`, by its type."""
+    return jax.typeof(x).mat.varying
+
+
+def varying(x: jax.Array, axes: Sequence[str]) -> jax.Array:
+    """`x`, typed as varying over `axes`: the gradient of each device's use of it then stays on that device."""
+    missing = tuple(axis for axis in live(axes) if axis not in varying_axes(x))
+    return lax.pcast(x, missing, to="varying") if missing else x
+
+
+def all_sum(x: jax.Array, axes: Sequence[str]) -> jax.Array:
+    """All-reduce: the sum over `axes`, the same on all of them."""
+    return lax.psum(x, axes) if (axes := live(axes)) else x
+
+
+def all_max(x: jax.Array, axes: Sequence[str]) -> jax.Array:
+    """All-reduce: the maximum over `axes`. It has no gradient."""
+    return lax.pmax(x, axes) if (axes := live(axes)) else x
+
+
+def gather(x: jax.Array, axes: Sequence[str], dim: int) -> jax.Array:
+    """All-gather: the blocks of all devices along `axes`, joined along `dim`. Its gradient is `scatter_sum`."""
+    return lax.all_gather(x, axes, axis=dim, tiled=True) if (axes := live(axes)) else x
+
+
+def scatter_sum(x: jax.Array, axes: Sequence[str], dim: int) -> jax.Array:
+    """Reduce-scatter: this device's block along `dim` of the sum over `axes`. Its gradient is `gather`."""
+    return lax.psum_scatter(x, axes, scatter_dimension=dim, tiled=True) if (axes := live(axes)) else x

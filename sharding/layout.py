@@ -1,0 +1,191 @@
+"""How one parameter lies on the mesh: what is padded, what is sharded, and over which axes.
+
+A dim may be cut twice: by its logical axis over the model axes (`tensor`), which the layer's arithmetic sees, and then
+by ZeRO over the data axes, which it never sees. Sizes that do not divide are padded with zeros at rest. `store` and
+`logical` go between the array as a user knows it and the array as the devices hold it.
+Knows nothing of models beyond the names of their logical axes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+# logical axis -> the mesh axis that its dim is cut over. One table for every model.
+RULES: dict[str, str | None] = {
+    "layers": None,
+    "vocab": "tensor",
+    "heads": "tensor",
+    "kv_heads": "tensor",
+    "ffn": "tensor",
+    "embed": None,
+    "head_dim": None,
+    "positions": None,
+}
+# Where the axis has more devices than the dim has entries, these stay whole on each (and the layer picks its own);
+# every other dim is padded to divide.
+WHOLE_IF_FEWER = ("kv_heads",)
+
+
+@dataclass(frozen=True)
+class Dim:
+    """One dim: `size` logical entries in `model_shards` blocks, each in `zero_shards` shards."""
+
+    size: int
+    model_axes: tuple[str, ...] = ()
+    model_shards: int = 1
+    zero_axes: tuple[str, ...] = ()
+    zero_shards: int = 1
+
+    @property
+    def block(self) -> int:
+        """Entries that one device computes with."""
+        return -(-self.size // self.model_shards)
+
+    @property
+    def shard(self) -> int:
+        """Entries that one device holds at rest."""
+        return -(-self.block // self.zero_shards)
+
+    @property
+    def stored(self) -> int:
+        return self.shard * self.zero_shards * self.model_shards
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        return self.model_axes + self.zero_axes
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One parameter's dims. Parameters of repeated layers are stacked: their dim 0 is the layer."""
+
+    dims: tuple[Dim, ...]
+    stacked: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The logical shape."""
+        return tuple(dim.size for dim in self.dims)
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """The padded global shape at rest."""
+        return tuple(dim.stored for dim in self.dims)
+
+    @property
+    def shard_shape(self) -> tuple[int, ...]:
+        """What one device holds at rest."""
+        return tuple(dim.shard for dim in self.dims)
+
+    @property
+    def block_shape(self) -> tuple[int, ...]:
+        """What one device computes with, after the ZeRO gather."""
+        return tuple(dim.block for dim in self.dims)
+
+    @property
+    def spec(self) -> PartitionSpec:
+        """The PartitionSpec of the array at rest."""
+        return PartitionSpec(*(_entry(dim.axes) for dim in self.dims))
+
+    @property
+    def sharded_axes(self) -> tuple[str, ...]:
+        """Every axis that some dim is cut over; the array is replicated over all others."""
+        return tuple(axis for dim in self.dims for axis in dim.axes)
+
+    @property
+    def zero_dim(self) -> int | None:
+        """The dim that ZeRO cuts, if any."""
+        return next((i for i, dim in enumerate(self.dims) if dim.zero_axes), None)
+
+    @property
+    def zero_axes(self) -> tuple[str, ...]:
+        return () if self.zero_dim is None else self.dims[self.zero_dim].zero_axes
+
+    @property
+    def layer(self) -> Layout:
+        """The layout of one layer's slice of a stacked parameter."""
+        assert self.stacked, "only the parameters of repeated layers have slices"
+        return Layout(self.dims[1:])
+
+    def whole(self) -> Layout:
+        """The same parameter without ZeRO's cut."""
+        return dataclasses.replace(
+            self, dims=tuple(dataclasses.replace(dim, zero_axes=(), zero_shards=1) for dim in self.dims)
+        )
+
+    def store(self, x: jax.Array) -> jax.Array:
+        """Logical array -> padded array at rest (global view)."""
+        for i, dim in enumerate(self.dims):
+            if dim.stored != dim.size:
+                x = _pad(x, i, dim.block * dim.model_shards)
+                x = x.reshape(*x.shape[:i], dim.model_shards, dim.block, *x.shape[i + 1 :])
+                x = _pad(x, i + 1, dim.shard * dim.zero_shards)
+                x = x.reshape(*x.shape[:i], dim.stored, *x.shape[i + 2 :])
+        return x
+
+    def logical(self, x: jax.Array) -> jax.Array:
+        """Padded array at rest -> logical array (global view). Undoes `store`."""
+        for i, dim in enumerate(self.dims):
+            if dim.stored != dim.size:
+                x = x.reshape(*x.shape[:i], dim.model_shards, dim.shard * dim.zero_shards, *x.shape[i + 1 :])
+                x = jax.lax.slice_in_dim(x, 0, dim.block, axis=i + 1)
+                x = x.reshape(*x.shape[:i], dim.block * dim.model_shards, *x.shape[i + 2 :])
+                x = jax.lax.slice_in_dim(x, 0, dim.size, axis=i)
+        return x
+
+    @property
+    def logical_spec(self) -> PartitionSpec:
+        """The nearest PartitionSpec that the logical array can have: JAX refuses shards of unequal size."""
+        return PartitionSpec(
+            *(_entry(dim.axes) if dim.size % (dim.model_shards * dim.zero_shards) == 0 else None for dim in self.dims)
+        )
+
+
+def plan(
+    shape: Sequence[int],
+    logical_axes: Sequence[str],
+    mesh: Mapping[str, int],
+    *,
+    zero_axes: Sequence[str] = (),
+    persist_below: int = 0,
+) -> Layout:
+    """The layout of a parameter of logical `shape` on a mesh with these axis sizes.
+
+    `zero_axes` are the axes ZeRO shards over (none: stage 0). The dim it cuts is the one that needs the least padding,
+    then one that the model axes leave whole, then the largest. Parameters with fewer than `persist_below` elements per
+    layer stay whole.
+    """
+    assert len(shape) == len(logical_axes), f"{shape} has {len(shape)} dims, {logical_axes} names {len(logical_axes)}"
+    stacked = logical_axes[0] == "layers"
+    dims = [_model_dim(size, name, mesh) for size, name in zip(shape, logical_axes, strict=True)]
+    zero_axes = tuple(axis for axis in zero_axes if mesh[axis] > 1)
+    if zero_axes and math.prod(shape[stacked:]) >= persist_below:
+        shards = math.prod(mesh[axis] for axis in zero_axes)
+        cut = [dataclasses.replace(dim, zero_axes=zero_axes, zero_shards=shards) for dim in dims]
+        best = min(
+            range(stacked, len(dims)), key=lambda i: (cut[i].stored / dims[i].stored, dims[i].model_shards, -dims[i].size)
+        )
+        dims[best] = cut[best]
+    return Layout(tuple(dims), stacked)
+
+
+def _model_dim(size: int, name: str, mesh: Mapping[str, int]) -> Dim:
+    axis = RULES[name]
+    if axis is None or mesh[axis] == 1 or (name in WHOLE_IF_FEWER and size < mesh[axis]):
+        return Dim(size)
+    return Dim(size, (axis,), mesh[axis])
+
+
+def _entry(axes: tuple[str, ...]) -> str | tuple[str, ...] | None:
+    return axes[0] if len(axes) == 1 else axes or None
+
+
+def _pad(x: jax.Array, dim: int, size: int) -> jax.Array:
+    return jnp.pad(x, [(0, size - n if i == dim else 0) for i, n in enumerate(x.shape)])

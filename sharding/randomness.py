@@ -1,0 +1,76 @@
+"""Random bits that depend on what they are for, never on where they are computed.
+
+A bit is a function of the key and of its element's logical indices, so every device makes just its own share and gets
+what any other mesh would have got, padding or not. Built from `jax.random.fold_in` alone.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from sharding import collectives
+from sharding.layout import Dim, Layout
+
+
+def normal(name: str, layout: Layout, seed: jax.Array) -> jax.Array:
+    """This device's shard at rest of standard normal values, float32, keyed by (seed, parameter name, logical indices).
+
+    Padding is 0. Runs in a manual region over the mesh that `layout` was planned for.
+    """
+    key = jax.random.fold_in(jax.random.key(seed), zlib.crc32(name.encode()))
+    indices = [_logical_indices(dim) for dim in layout.dims]
+    bits = _bits(key, [index for index, _ in indices])
+    values = _bits_to_normal(bits)
+    for i, (_, valid) in enumerate(indices):
+        shape = [-1 if j == i else 1 for j in range(values.ndim)]
+        values = jnp.where(valid.reshape(shape), values, 0)
+    return values
+
+
+def mask(layout: Layout) -> jax.Array:
+    """True where this device's shard at rest holds logical entries, False in its padding."""
+    shape = layout.shard_shape
+    inside = jnp.ones(shape, bool)
+    for i, dim in enumerate(layout.dims):
+        _, valid = _logical_indices(dim)
+        inside &= valid.reshape([-1 if j == i else 1 for j in range(len(shape))])
+    return inside
+
+
+def keep_mask(key: jax.Array, samples_B: jax.Array, positions_s: jax.Array, features: int, rate: float) -> jax.Array:
+    """Dropout's mask [B, s, features]: True with probability 1 - rate, keyed by (key, sample, position, feature)."""
+    fold = jax.random.fold_in
+    keys_Bs = jax.vmap(lambda sample: jax.vmap(lambda place: fold(fold(key, sample), place))(positions_s))(samples_B)
+    bits = jax.vmap(jax.vmap(lambda k: jax.random.bits(k, (features,), "uint32")))(keys_Bs)
+    return bits >= jnp.uint32(rate * 2**32)
+
+
+def _logical_indices(dim: Dim) -> tuple[jax.Array, jax.Array]:
+    """Of this device's entries along one dim: the logical index of each, and whether it is no padding."""
+    in_block = _place(dim.zero_axes) * dim.shard + jnp.arange(dim.shard)
+    index = _place(dim.model_axes) * dim.block + in_block
+    return index, (in_block < dim.block) & (index < dim.size)
+
+
+def _place(axes: Sequence[str]) -> jax.Array | int:
+    place: jax.Array | int = 0
+    for axis in axes:
+        place = place * collectives.axis_size(axis) + collectives.axis_index(axis)
+    return place
+
+
+def _bits(key: jax.Array, indices: Sequence[jax.Array]) -> jax.Array:
+    """32 random bits for each combination of indices: the key folded with one index per dim."""
+    if not indices:
+        return jax.random.key_data(key)[..., 0]
+    return jax.vmap(lambda index: _bits(jax.random.fold_in(key, index), indices[1:]))(indices[0])
+
+
+def _bits_to_normal(bits: jax.Array) -> jax.Array:
+    """The inverse normal distribution at the middle of one of 2**24 equal steps: symmetric, finite, never 0."""
+    uniform = (bits >> 8).astype(jnp.float32) * 2.0**-23 - (1 - 2.0**-24)
+    return jnp.sqrt(2.0) * jax.lax.erf_inv(uniform)

@@ -1,0 +1,155 @@
+"""Megatron's tensor and sequence parallelism, as pairs of functions that do nothing where `tensor` has size 1.
+
+Between the matmuls a layer works on its slice of the sequence (`split`); `enter` makes the sequence whole before a
+column-parallel matmul, `leave` sums the partial results of a row-parallel one and goes back to the slice. Decoding keeps
+the sequence whole (one token cannot be split): then `enter` does nothing and `leave` is an all-reduce.
+
+Shapes: `B` batch, `S` sequence (`s` = this device's slice), `T` = tokens, `D` model, `V` vocabulary (`v` = this
+device's block), `G` key and value heads, `K` head dim.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from sharding import collectives
+
+AXIS = "tensor"
+CHUNK_ELEMENTS = 2**22
+"""Logits held at a time, per device: chunks of tokens are cut so that chunk x vocabulary block stays below this."""
+
+
+def enter(x_BsD: jax.Array, split: bool) -> jax.Array:
+    """[B, s, D] -> [B, S, D] before a column-parallel matmul: all-gather along the sequence, its gradient scattered."""
+    return collectives.gather(x_BsD, [AXIS], 1) if split else x_BsD
+
+
+def leave(x_BSD: jax.Array, split: bool) -> jax.Array:
+    """[B, S, D] partial sums -> [B, s, D] after a row-parallel matmul: reduce-scatter along the sequence."""
+    return collectives.scatter_sum(x_BSD, [AXIS], 1) if split else collectives.all_sum(x_BSD, [AXIS])
+
+
+def slice_of_sequence(x_BS: jax.Array, split: bool) -> jax.Array:
+    """This device's slice along dim 1 of an array that all of `tensor` hold whole, such as positions."""
+    if not split or not collectives.live([AXIS]):
+        return x_BS
+    size = x_BS.shape[1] // collectives.axis_size(AXIS)
+    return jax.lax.dynamic_slice_in_dim(x_BS, collectives.axis_index(AXIS) * size, size, axis=1)
+
+
+def own_kv_heads(x_DGK: jax.Array, query_heads: int, heads: int, kv_heads: int) -> jax.Array:
+    """The key or value weights of the KV heads that this device's `query_heads` use, heads on dim -2.
+
+    With at least as many KV heads as devices, the weights are cut like the queries' and this is the identity. With fewer,
+    every device holds all of them and takes the one its queries belong to, as Megatron replicates them in the group.
+    """
+    if x_DGK.shape[-2] < kv_heads or query_heads == heads:
+        return x_DGK
+    mine = collectives.axis_index(AXIS) * query_heads // (heads // kv_heads)
+    return jax.lax.dynamic_slice_in_dim(x_DGK, mine, 1, axis=-2)
+
+
+def embed(table_vD: jax.Array, tokens_BS: jax.Array, split: bool) -> jax.Array:
+    """Vocabulary-parallel lookup, [B, S] int32 -> [B, s, D]: each device adds the rows of its block of the table."""
+    if not collectives.live([AXIS]):
+        return table_vD[tokens_BS]
+    local = tokens_BS - collectives.axis_index(AXIS) * table_vD.shape[0]
+    mine = (local >= 0) & (local < table_vD.shape[0])
+    rows = jnp.where(mine[..., None], table_vD[jnp.where(mine, local, 0)], 0)
+    return leave(rows, split)
+
+
+def logits(x_BSD: jax.Array, table_vD: jax.Array, vocab: int) -> jax.Array:
+    """[B, S, D] -> float32 logits of this device's block, [B, S, v]; entries past `vocab` are padding, -inf."""
+    block = jnp.einsum("bsd,vd->bsv", x_BSD, table_vD, preferred_element_type=jnp.float32)
+    return jnp.where(_rows(table_vD) < vocab, block, -jnp.inf)
+
+
+def cross_entropy(
+    x_TD: jax.Array, table_vD: jax.Array, targets_T: jax.Array, weights_T: jax.Array, vocab: int
+) -> jax.Array:
+    """Σ weight x -log softmax(x · tableᵀ)[target], float32 scalar, over a vocabulary cut over `tensor`.
+
+    Works through the tokens in chunks and makes the gradients of `x` and `table` in the same pass, so that neither the
+    full logits nor their gradient ever exist, and no logit is computed twice.
+    """
+    return _cross_entropy(x_TD, table_vD, targets_T, weights_T, vocab)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _cross_entropy(
+    x_TD: jax.Array, table_vD: jax.Array, targets_T: jax.Array, weights_T: jax.Array, vocab: int
+) -> jax.Array:
+    def chunk(total: jax.Array, xs: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        x, targets, weights = xs
+        return total + _chunk_loss(x, table_vD, targets, weights, vocab)[0], None
+
+    chunks = _chunks(table_vD, x_TD, targets_T, weights_T)
+    total, _ = jax.lax.scan(chunk, _like_loss(x_TD, weights_T), chunks)
+    return total
+
+
+def _cross_entropy_forward(
+    x_TD: jax.Array, table_vD: jax.Array, targets_T: jax.Array, weights_T: jax.Array, vocab: int
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    def chunk(carry: tuple[jax.Array, jax.Array], xs: tuple[jax.Array, jax.Array, jax.Array]):  # type: ignore[no-untyped-def]
+        total, d_table = carry
+        x, targets, weights = xs
+        loss, p_Tv, hit_Tv = _chunk_loss(x, table_vD, targets, weights, vocab)
+        d_logits = ((p_Tv - hit_Tv) * weights[:, None]).astype(x.dtype)
+        d_table += jnp.einsum("tv,td->vd", d_logits, x, preferred_element_type=jnp.float32)
+        return (total + loss, d_table), jnp.einsum("tv,vd->td", d_logits, table_vD)
+
+    axes = collectives.varying_axes(x_TD) | collectives.varying_axes(table_vD)
+    zeros = collectives.varying(jnp.zeros(table_vD.shape, jnp.float32), tuple(axes))
+    chunks = _chunks(table_vD, x_TD, targets_T, weights_T)
+    (total, d_table), d_x = jax.lax.scan(chunk, (_like_loss(x_TD, weights_T), zeros), chunks)
+    return total, (d_x.reshape(x_TD.shape), d_table.astype(table_vD.dtype))
+
+
+def _cross_entropy_backward(
+    vocab: int, residuals: tuple[jax.Array, jax.Array], g: jax.Array
+) -> tuple[jax.Array, jax.Array, None, None]:
+    d_x, d_table = residuals
+    return d_x * g.astype(d_x.dtype), d_table * g.astype(d_table.dtype), None, None
+
+
+_cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)
+
+
+def _chunk_loss(
+    x_TD: jax.Array, table_vD: jax.Array, targets_T: jax.Array, weights_T: jax.Array, vocab: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The chunk's loss, its probabilities [T, v] and where its targets stand in this block [T, v]."""
+    logits_Tv = logits(x_TD[None], table_vD, vocab)[0]
+    top_T = collectives.all_max(jnp.max(logits_Tv, axis=-1), [AXIS])
+    exp_Tv = jnp.exp(logits_Tv - top_T[:, None])
+    sum_T = collectives.all_sum(jnp.sum(exp_Tv, axis=-1), [AXIS])
+    hit_Tv = _rows(table_vD) == targets_T[:, None]
+    target_T = collectives.all_sum(jnp.sum(jnp.where(hit_Tv, logits_Tv - top_T[:, None], 0), axis=-1), [AXIS])
+    loss = jnp.sum(weights_T * (jnp.log(sum_T) - target_T))
+    return loss, exp_Tv / sum_T[:, None], hit_Tv
+
+
+def _rows(table_vD: jax.Array) -> jax.Array:
+    """The vocabulary entries of this device's block."""
+    return jnp.arange(table_vD.shape[0]) + collectives.axis_index(AXIS) * table_vD.shape[0]
+
+
+def _chunks(table_vD: jax.Array, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """Each [T, ...] as [chunks, tokens, ...], with the largest number of tokens that keeps the logits small."""
+    tokens = arrays[0].shape[0]
+    fits = max(1, CHUNK_ELEMENTS // table_vD.shape[0])
+    size = max(n for n in range(1, min(tokens, fits) + 1) if tokens % n == 0)
+    return tuple(x.reshape(tokens // size, size, *x.shape[1:]) for x in arrays)
+
+
+def _like_loss(x_TD: jax.Array, weights_T: jax.Array) -> jax.Array:
+    """A zero with the type of the loss: it varies over the batch's axes, and not over `tensor`."""
+    axes = (collectives.varying_axes(x_TD) | collectives.varying_axes(weights_T)) - {AXIS}
+    return collectives.varying(jnp.zeros((), jnp.float32), tuple(axes))
+
+

@@ -1,0 +1,182 @@
+"""The compiled programs of one config on one mesh, described from shapes alone.
+
+Devices may be real, virtual or absent: nothing here allocates until `init` is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from models.decoder import Decoder
+from models.inputs import Batch
+from models.recompute import block_policy
+from sharding import collectives, randomness
+from sharding.layout import Layout, plan
+from sharding.mesh import BATCH_AXES, ZERO_AXES
+from sharding.zero import FETCHED, Zero
+from trainer import loss_scale
+from trainer.config import Config
+from trainer.optimizer import make_optimizer
+from trainer.schedules import learning_rate
+from trainer.step import Arrays, Metrics, TrainState, TrainStep
+
+# XLA would rewrite what a user can read in the step: these keep the collectives as they are named.
+Specs = Any
+
+
+def plan_layouts(config: Config, mesh: dict[str, int]) -> dict[str, Layout]:
+    """The layout of every parameter on a mesh with these axis sizes. Pure arithmetic: no devices."""
+    zero_axes = ZERO_AXES if config.zero.stage else ()
+    return {
+        name: plan(
+            declaration.shape,
+            declaration.axes,
+            mesh,
+            zero_axes=zero_axes,
+            persist_below=config.zero.persist_below,
+        )
+        for name, declaration in Decoder(config.model).declarations.items()
+    }
+
+
+class Program:
+    """What runs on the devices: initialisation, the train step, evaluation."""
+
+    def __init__(self, config: Config, mesh: Mesh) -> None:
+        self.config = config
+        self.mesh = mesh
+        self.model = Decoder(config.model)
+        self.layouts = plan_layouts(config, dict(mesh.shape))
+        self.zero = Zero(config.zero.stage, jnp.dtype(config.precision.compute), jnp.dtype(config.precision.reduce))
+        decays = {name: declaration.decays for name, declaration in self.model.declarations.items()}
+        self.optimizer = make_optimizer(config.optimizer, decays)
+
+    @property
+    def num_groups(self) -> int:
+        """Groups of devices that take different sequences: replica x data x expert."""
+        return jax.numpy.prod(jnp.array([self.mesh.shape[axis] for axis in BATCH_AXES])).item()
+
+    @property
+    def accumulation(self) -> int:
+        return self.config.batch.accumulation(self.num_groups)
+
+    @cached_property
+    def batch_spec(self) -> PartitionSpec:
+        return PartitionSpec(tuple(axis for axis in BATCH_AXES if self.mesh.shape[axis] > 1) or None)
+
+    @cached_property
+    def state_specs(self) -> TrainState:
+        """One PartitionSpec for every array of the training state."""
+        scalar = PartitionSpec()
+        parameters = {name: layout.spec for name, layout in self.layouts.items()}
+        moments = optax.tree_utils.tree_map_params(
+            self.optimizer,
+            lambda _, spec: spec,
+            self._abstract_optimizer(),
+            parameters,
+            transform_non_params=lambda _: scalar,
+        )
+        scale = loss_scale.LossScale(*[scalar] * len(loss_scale.LossScale._fields))
+        return TrainState(scalar, scalar, scale, parameters, moments)
+
+    @cached_property
+    def init(self) -> Callable[[], TrainState]:
+        """Makes the initial state on the devices, each making only its shard."""
+        return jax.jit(self._manual(self._init_local, (), self.state_specs))
+
+    @cached_property
+    def step(self) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
+        """The train step, jitted; the state passed in is donated."""
+        metrics = Metrics(*[PartitionSpec()] * len(Metrics._fields))
+        specs = (self.state_specs, self.batch_specs)
+        return jax.jit(self._manual(self.train_step, specs, (self.state_specs, metrics)), donate_argnums=0)
+
+    @property
+    def batch_specs(self) -> Batch:
+        return Batch(*[self.batch_spec] * len(Batch._fields))
+
+    @property
+    def train_step(self) -> TrainStep:
+        """The step as one device runs it."""
+        config = self.config
+        late = config.zero.stage >= 2 and any(layout.zero_axes for layout in self.layouts.values())
+        half = config.precision.compute == "float16"
+        return TrainStep(
+            model=self.model,
+            layouts=self.layouts,
+            zero=self.zero,
+            optimizer=self.optimizer,
+            learning_rate=learning_rate(config.optimizer, config.train.steps),
+            policy=block_policy(config.recompute.policy, FETCHED if late else None),
+            micro_batch=config.batch.global_ // self.num_groups // self.accumulation,
+            clip=config.optimizer.clip,
+            loss_scale=config.precision.loss_scale if half else None,
+            seed=config.seed,
+        )
+
+    def abstract_state(self) -> TrainState:
+        """The state's shapes, dtypes and shardings."""
+        shapes = jax.eval_shape(self.init)
+        return jax.tree.map(self._with_sharding, shapes, self.state_specs)
+
+    def abstract_batch(self) -> Batch:
+        """The global batch's shapes, dtypes and shardings."""
+        sequences, tokens = self.config.batch.global_, self.config.batch.sequence
+        ints = jax.ShapeDtypeStruct((sequences, tokens), jnp.int32)
+        shapes = Batch(
+            tokens=ints,
+            targets=ints,
+            segments=ints,
+            positions=ints,
+            weights=jax.ShapeDtypeStruct((sequences, tokens), jnp.float32),
+            samples=jax.ShapeDtypeStruct((sequences,), jnp.int32),
+        )
+        return jax.tree.map(self._with_sharding, shapes, self.batch_specs)
+
+    def _init_local(self) -> TrainState:
+        parameters = {
+            name: _initial(name, declaration.init, self.layouts[name], self.config.seed)
+            for name, declaration in self.model.declarations.items()
+        }
+        scale = loss_scale.init(self.config.precision.loss_scale)
+        if self.config.precision.compute != "float16":
+            scale = scale._replace(scale=jnp.float32(1.0))
+        optimizer = jax.tree.map(
+            lambda x, spec: collectives.varying(x, [axis for entry in spec for axis in _axes(entry)]),
+            self.optimizer.init(parameters),
+            self.state_specs.optimizer,
+        )
+        return TrainState(jnp.int32(0), jnp.int32(0), scale, parameters, optimizer)
+
+    def _abstract_optimizer(self) -> Any:
+        shapes = {
+            name: jax.ShapeDtypeStruct(layout.stored_shape, jnp.float32) for name, layout in self.layouts.items()
+        }
+        return jax.eval_shape(self.optimizer.init, shapes)
+
+    def _manual(self, function: Callable[..., Any], in_specs: Specs, out_specs: Specs) -> Callable[..., Any]:
+        return jax.shard_map(function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=True)
+
+    def _with_sharding(self, x: jax.ShapeDtypeStruct, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(self.mesh, spec))
+
+
+def _initial(name: str, init: Any, layout: Layout, seed: int) -> jax.Array:
+    if init.std:
+        return init.std * randomness.normal(name, layout, jnp.uint32(seed))
+    value = jnp.where(randomness.mask(layout), init.value, 0.0)
+    return collectives.varying(value, layout.sharded_axes)
+
+
+def _axes(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    return (entry,) if isinstance(entry, str) else entry or ()
+
+
+__all__ = ["Arrays", "Program", "plan_layouts"]

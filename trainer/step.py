@@ -1,0 +1,150 @@
+"""The train step: one function of local blocks, manual over all mesh axes.
+
+Each device sees its own shards and its own rows of the batch, and says by name what it exchanges. Knows the model only as
+a loss, the optimizer only as an elementwise update, and ZeRO only as `before`, `fetch` and `after`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from models.decoder import STACK, Decoder, Policy
+from models.inputs import Batch
+from sharding import collectives
+from sharding.layout import Layout
+from sharding.mesh import BATCH_AXES
+from sharding.zero import Zero
+from trainer import loss_scale
+from trainer.optimizer import global_norm
+from trainer.settings import LossScaleConfig
+
+Arrays = dict[str, jax.Array]
+
+
+class TrainState(NamedTuple):
+    """All that training changes. Parameters and moments are float32, by name, as their layouts say."""
+
+    step: jax.Array  # int32: batches seen, skipped ones included
+    skipped: jax.Array  # int32: steps whose gradient was not finite
+    loss_scale: loss_scale.LossScale
+    parameters: Arrays
+    optimizer: Any  # optax's state, its moments laid out like the parameters
+
+
+class Metrics(NamedTuple):
+    """Scalars of one step, equal on every device; they stay there until somebody prints them."""
+
+    loss: jax.Array  # mean over the counted tokens of the global batch: the number that was optimised
+    grad_norm: jax.Array  # before clipping
+    learning_rate: jax.Array
+    tokens: jax.Array  # counted targets in the global batch
+    loss_scale: jax.Array  # the one this step used
+    skipped_steps: jax.Array  # so far, this one included
+    exhausted: jax.Array  # bool: float16 cannot go on, the loss scale is at its minimum
+
+
+@dataclass(frozen=True)
+class TrainStep:
+    """(state, batch) -> (state, metrics) on one device's blocks."""
+
+    model: Decoder
+    layouts: Mapping[str, Layout]
+    zero: Zero
+    optimizer: optax.GradientTransformation
+    learning_rate: Callable[[jax.Array], jax.Array]
+    policy: Policy | None
+    micro_batch: int
+    clip: float | None
+    loss_scale: LossScaleConfig | None
+    seed: int
+
+    def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        tokens = collectives.all_sum(jnp.sum(batch.weights), BATCH_AXES)
+        # Each token is weighted by the global count beforehand, so that sums are means: of the loss, and of gradients.
+        batch = batch._replace(weights=batch.weights * (state.loss_scale.scale / jnp.maximum(tokens, 1)))
+        key = jax.random.fold_in(jax.random.key(self.seed), state.step)
+        loss, gradients = self._loss_and_gradients(state.parameters, batch, key)
+
+        loss = collectives.all_sum(loss, BATCH_AXES) / state.loss_scale.scale
+        gradients = {
+            name: self.zero.after(gradient, self.layouts[name]) / state.loss_scale.scale
+            for name, gradient in gradients.items()
+        }
+        norm = global_norm(gradients, {name: layout.sharded_axes for name, layout in self.layouts.items()})
+        finite = jnp.isfinite(norm) & jnp.isfinite(loss)
+        rate = self.learning_rate(state.step)
+        parameters, optimizer = self._update(state, gradients, norm, rate)
+        scale = state.loss_scale
+        if self.loss_scale is not None:
+            scale = loss_scale.update(self.loss_scale, scale, finite)
+        new = TrainState(
+            step=state.step + 1,
+            skipped=state.skipped + jnp.logical_not(finite),
+            loss_scale=scale,
+            parameters=_choose(finite, parameters, state.parameters),
+            optimizer=_choose(finite, optimizer, state.optimizer),
+        )
+        return new, Metrics(loss, norm, rate, tokens, state.loss_scale.scale, new.skipped, scale.exhausted)
+
+    def _loss_and_gradients(self, masters: Arrays, batch: Batch, key: jax.Array) -> tuple[jax.Array, dict[str, Any]]:
+        """This device's share of the loss, and of each gradient: float32, summed over its micro-batches."""
+        before = {name: self.zero.before(master, self.layouts[name]) for name, master in masters.items()}
+        learned = {name: self._per_layer(name, leaf) for name, (leaf, _) in before.items()}
+        gathered = {name: self._per_layer(name, whole) for name, (_, whole) in before.items()}
+
+        def micro_loss(learned: dict[str, Any], batch: Batch) -> jax.Array:
+            leaves = {name: _pair(learned[name], gathered[name]) for name in learned}
+            return self.model.loss(leaves, self._fetch, batch, key, self.policy)
+
+        def accumulate(total: Any, micro: Batch) -> tuple[Any, None]:
+            one = jax.value_and_grad(micro_loss)(learned, micro)
+            return jax.tree.map(lambda a, b: a + b.astype(jnp.float32), total, one), None
+
+        size = batch.tokens.shape[0]
+        if size == self.micro_batch:
+            loss, gradients = jax.value_and_grad(micro_loss)(learned, batch)
+        else:
+            micros = jax.tree.map(lambda x: x.reshape(-1, self.micro_batch, *x.shape[1:]), batch)
+            zeros = jax.tree.map(
+                lambda x: collectives.varying(jnp.zeros(x.shape, jnp.float32), tuple(collectives.varying_axes(x))),
+                (batch.weights[0, 0], learned),
+            )
+            (loss, gradients), _ = jax.lax.scan(accumulate, zeros, micros)
+        return loss, {name: self._stacked(name, leaf).astype(jnp.float32) for name, leaf in gradients.items()}
+
+    def _fetch(self, name: str, leaf: tuple[jax.Array, jax.Array | None]) -> jax.Array:
+        layout = self.layouts[name]
+        return self.zero.fetch(*leaf, layout.layer if layout.stacked else layout)
+
+    def _per_layer(self, name: str, leaf: jax.Array | None) -> Any:
+        """A stacked leaf as one array a layer where layers are unrolled: the gradient of a slice is a padded copy."""
+        if leaf is None or not name.startswith(STACK) or self.model.config.scan_layers:
+            return leaf
+        return tuple(leaf)
+
+    def _stacked(self, name: str, leaf: Any) -> jax.Array:
+        return jnp.stack(leaf) if isinstance(leaf, tuple) else leaf
+
+    def _update(self, state: TrainState, gradients: Arrays, norm: jax.Array, rate: jax.Array) -> tuple[Arrays, Any]:
+        if self.clip is not None:
+            factor = jnp.minimum(1.0, self.clip / (norm + 1e-6))
+            gradients = {name: gradient * factor for name, gradient in gradients.items()}
+        updates, optimizer = self.optimizer.update(gradients, state.optimizer, state.parameters)
+        return {name: state.parameters[name] - rate * updates[name] for name in updates}, optimizer
+
+
+def _pair(learned: Any, gathered: Any) -> Any:
+    """One leaf as `Zero.fetch` takes it; a tuple of them where there is one array a layer."""
+    if isinstance(learned, tuple):
+        return tuple((leaf, None if gathered is None else gathered[i]) for i, leaf in enumerate(learned))
+    return learned, gathered
+
+
+def _choose(new_is_good: jax.Array, new: Any, old: Any) -> Any:
+    return jax.tree.map(lambda a, b: jnp.where(new_is_good, a, b), new, old)
