@@ -1,14 +1,26 @@
-"""The whole config: one frozen dataclass, from YAML, with overrides."""
+"""The whole config: one frozen dataclass, from YAML, with overrides.
+
+Whatever is wrong with what the user wrote is a ConfigError that names the place, the reason and a way out.
+"""
 
 from __future__ import annotations
 
-from pydantic import ConfigDict, Field
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ConfigDict, Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from models.config import ModelConfig
 from sharding.mesh import MeshConfig
 from sharding.zero import ZeroConfig
+from trainer import config_checks, config_presets, config_yaml
+from trainer.config_errors import build
+from trainer.config_source import Overrides, Source, read_file
 from trainer.data.config import DataConfig
+from trainer.errors import ConfigError
 from trainer.settings import (
     BatchConfig,
     OptimizerConfig,
@@ -32,3 +44,74 @@ class Config:
     train: TrainConfig = TrainConfig()
     run: RunConfig = RunConfig()
     seed: int = Field(0, ge=0)
+
+    @classmethod
+    def load(cls, path: str | Path, overrides: Overrides = ()) -> Config:
+        """Reads a YAML file, then `overrides`: texts such as `mesh.tensor=4`, or a mapping of dotted keys.
+
+        Values of texts are YAML. An override of a whole section (`optimizer={name: sgd}`) replaces it.
+        `mesh` may be a file of its own, found from the config's folder or from the current one.
+
+        Raises:
+            ConfigError: lists what is wrong, each with its file and line, or its override.
+        """
+        path = Path(path)
+        source = Source(str(path), path.parent)
+        document = read_file(path)
+        for key in document.tree:
+            source.put((key,), document.child(key))
+        source.override(overrides)
+        return cls._from_source(source)
+
+    @classmethod
+    def from_dict(cls, tree: Mapping[str, Any], overrides: Overrides = ()) -> Config:
+        """The same from nested mappings, such as `to_dict` gives."""
+        source = Source()
+        document = config_yaml.plain(tree, "")
+        for key in document.tree:
+            source.put((key,), document.child(key))
+        source.override(overrides)
+        return cls._from_source(source)
+
+    @classmethod
+    def _from_source(cls, source: Source) -> Config:
+        config_presets.fill_in(source)
+        config = build(cls, source)
+        problems = [
+            source.about(key, message)
+            for key, message in config_checks.without_effect(config)
+            if source.wrote(key)
+        ]
+        problems += [source.about_named(message) for message in config_checks.contradictions(config)]
+        if problems:
+            raise ConfigError("\n".join(problems))
+        return config
+
+    def resolve(self, num_devices: int) -> Config:
+        """The config for a number of devices: no mesh axis is -1, and everything is known to fit.
+
+        Raises:
+            ConfigError: the mesh does not fit the devices, or the batch or the model the mesh.
+        """
+        try:
+            resolved = dataclasses.replace(self, mesh=self.mesh.resolve(num_devices))
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        problems = list(config_checks.contradictions(resolved))
+        if problems:
+            raise ConfigError("\n".join(problems))
+        return resolved
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data with every key that has an effect; `from_dict` makes an equal config of it."""
+        tree = TypeAdapter(Config).dump_python(self, mode="json", by_alias=True)
+        for key, _ in config_checks.without_effect(self):
+            section = tree
+            for name in key[:-1]:
+                section = section.get(name, {})
+            section.pop(key[-1], None)
+        return tree
+
+    def to_yaml(self) -> str:
+        """`to_dict` as YAML; `load` makes an equal config of it."""
+        return config_yaml.dump(self.to_dict())

@@ -1,0 +1,149 @@
+"""What no section can see alone: sizes that do not fit together, and keys without effect.
+
+Needs no device. Each message names its keys, the reason and the nearest choices that work.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sharding.mesh import BATCH_AXES
+from trainer.config_yaml import KeyPath
+
+if TYPE_CHECKING:
+    from trainer.config import Config
+
+
+class NoEffect(NamedTuple):
+    """`key` does nothing while `setting` has one of `values`."""
+
+    key: str
+    setting: str
+    values: tuple[Any, ...]
+    because: str
+
+
+NO_EFFECT = (
+    NoEffect("precision.loss_scale", "precision.compute", ("float32", "bfloat16"), "only float16 is scaled"),
+    NoEffect(
+        "precision.loss_scale.consecutive_hysteresis",
+        "precision.loss_scale.rule",
+        ("megatron",),
+        "only DeepSpeed's rule has the choice",
+    ),
+    NoEffect("model.rope_theta", "model.positions", ("alibi", "learned"), "only rope rotates"),
+    NoEffect("optimizer.beta2", "optimizer.name", ("sgd",), "it keeps no second moment"),
+    NoEffect("optimizer.epsilon", "optimizer.name", ("sgd", "lion"), "only adamw divides by a moment"),
+    NoEffect("optimizer.decay_steps", "optimizer.schedule", ("constant",), "it never decays"),
+    NoEffect("optimizer.min_ratio", "optimizer.schedule", ("constant",), "it never decays"),
+    NoEffect("zero.persist_below", "zero.stage", (0,), "everything stays whole"),
+    NoEffect("data.text_key", "data.path", ("stdlib",), "there are no records"),
+)
+
+
+def without_effect(config: Config) -> Iterator[tuple[KeyPath, str]]:
+    """The keys that do nothing in this config, and why."""
+    for rule in NO_EFFECT:
+        value = attrgetter(rule.setting)(config)
+        if value in rule.values:
+            yield (
+                tuple(rule.key.split(".")),
+                f"has no effect with {rule.setting}={value} ({rule.because}); leave it out",
+            )
+
+
+def contradictions(config: Config) -> Iterator[str]:
+    """What cannot be trained. A mesh axis of -1 is left unchecked until the number of devices is known."""
+    try:
+        virtual = config.mesh.virtual_devices
+        mesh = config.mesh.resolve(virtual) if virtual else config.mesh
+    except ValueError as error:
+        yield str(error)
+        return
+    yield from _batch(config, mesh.sizes)
+    yield from _sequence(config)
+    if mesh.tensor > 1:
+        yield from _tensor(config, mesh.tensor)
+    yield from _schedule(config)
+    yield from _loop(config)
+
+
+def _batch(config: Config, mesh: dict[str, int]) -> Iterator[str]:
+    sizes = [mesh[axis] for axis in BATCH_AXES]
+    if -1 in sizes:
+        return
+    try:
+        config.batch.accumulation(math.prod(sizes))
+    except ValueError as error:
+        yield str(error)
+
+
+def _sequence(config: Config) -> Iterator[str]:
+    sequence, context = config.batch.sequence, config.model.context
+    if sequence > context:
+        yield (
+            f"batch.sequence={sequence} is longer than model.context={context}; use batch.sequence={context} "
+            "or a larger model.context"
+        )
+
+
+def _tensor(config: Config, tensor: int) -> Iterator[str]:
+    sequence, heads, kv_heads = config.batch.sequence, config.model.heads, config.model.num_kv_heads
+    fit = [n for n in _divisors(math.gcd(heads, sequence)) if kv_heads % n == 0 or n % kv_heads == 0]
+    use = f"mesh.tensor can be one of {fit}"
+    if sequence % tensor:
+        yield (
+            f"batch.sequence={sequence} does not divide by mesh.tensor={tensor}, and norms are split over "
+            f"it; use {_multiples(sequence, tensor)}, or {use}"
+        )
+    if heads % tensor:
+        yield f"model.heads={heads} does not divide by mesh.tensor={tensor}; {use}"
+    elif kv_heads % tensor and tensor % kv_heads:
+        yield f"of model.kv_heads={kv_heads} and mesh.tensor={tensor} one must divide the other; {use}"
+
+
+def _schedule(config: Config) -> Iterator[str]:
+    optimizer, steps = config.optimizer, config.train.steps
+    warmup, decay = optimizer.warmup_steps, optimizer.decay_steps
+    if steps and warmup >= steps:
+        yield (
+            f"optimizer.warmup_steps={warmup} must be less than train.steps={steps}; use at most {steps - 1} "
+            "or more steps"
+        )
+    elif decay is not None and optimizer.schedule == "wsd" and warmup + decay > steps:
+        yield (
+            f"optimizer.warmup_steps={warmup} + optimizer.decay_steps={decay} is more than "
+            f"train.steps={steps}; use a decay_steps of at most {steps - warmup}, or more steps"
+        )
+    elif decay is not None and optimizer.schedule in ("cosine", "linear") and decay <= warmup:
+        yield (
+            f"optimizer.decay_steps={decay} must be more than optimizer.warmup_steps={warmup}: both count "
+            f"from step 0; use at least {warmup + 1}, or leave it out to decay until train.steps"
+        )
+
+
+def _loop(config: Config) -> Iterator[str]:
+    train, profile = config.train, config.train.profile
+    if train.eval_every and not config.data.holdout:
+        yield (
+            f"train.eval_every={train.eval_every} needs held-out text, and data.holdout=0 "
+            "keeps none; use data.holdout=0.02, or leave eval_every out"
+        )
+    if profile and profile.start + profile.steps > train.steps:
+        yield (
+            f"train.profile.start={profile.start} + train.profile.steps={profile.steps} is more than "
+            f"train.steps={train.steps}; use a start of at most {max(train.steps - profile.steps, 0)}"
+        )
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def _multiples(number: int, of: int) -> str:
+    """The multiples nearest to a number that is none."""
+    low = number - number % of
+    return f"{low} or {low + of}" if low else str(of)

@@ -1,0 +1,139 @@
+"""Builds the config's dataclasses from what the user wrote, and says in the user's words what is wrong.
+
+The messages come from the dataclasses themselves: their keys, types, choices and bounds.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import types
+from collections.abc import Iterator
+from dataclasses import is_dataclass
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import to_json
+
+from trainer.config_source import Source, dotted
+from trainer.config_yaml import KeyPath
+from trainer.errors import ConfigError
+
+T = TypeVar("T")
+
+KINDS: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    list: "a list",
+    dict: "a mapping",
+    types.NoneType: "null",
+}
+BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below", "pattern": "matching"}
+
+
+def build(schema: type[T], source: Source) -> T:
+    """The config. Nothing is converted: `true` and "4" are no numbers, `4` is no text.
+
+    Raises:
+        ConfigError: lists the keys that are unknown or have a wrong value, or else what sections object to.
+    """
+    try:
+        # As JSON, because only then is a mapping taken for a dataclass while all else is strict.
+        return TypeAdapter(schema).validate_json(
+            to_json(source.tree, inf_nan_mode="constants"), strict=True, by_alias=True, by_name=False
+        )
+    except ValidationError as error:
+        errors = error.errors(include_url=False)
+    objections = [
+        source.about_named(str(e["ctx"]["error"]), _known(schema, e["loc"]))
+        for e in errors
+        if e["type"] == "value_error"
+    ]
+    keys = {_known(schema, e["loc"]) for e in errors if e["type"] != "value_error"}
+    wrong = [source.about(key, _what_is_wrong(schema, key, source)) for key in source.in_order(keys)]
+    raise ConfigError("\n".join(wrong or objections))
+
+
+def fields(schema: Any) -> dict[str, FieldInfo]:
+    """The keys of a section, as they are written; none for a type that is no section."""
+    section: Any = next((kind for kind in _kinds(schema) if is_dataclass(kind)), None)
+    if section is None:
+        return {}
+    return {info.alias or name: info for name, info in section.__pydantic_fields__.items()}
+
+
+def all_keys(schema: Any, prefix: KeyPath = ()) -> Iterator[KeyPath]:
+    """Every key there is, sections before their keys."""
+    for name, info in fields(schema).items():
+        yield (*prefix, name)
+        yield from all_keys(info.annotation, (*prefix, name))
+
+
+def _known(schema: Any, location: tuple[Any, ...]) -> KeyPath:
+    """The part of pydantic's location that names a key: the rest says which type it tried."""
+    for size, name in enumerate(location):
+        keys = fields(schema)
+        if not keys:
+            return location[:size]
+        if name not in keys:
+            return location[: size + 1]
+        schema = keys[name].annotation
+    return location
+
+
+def _what_is_wrong(schema: Any, path: KeyPath, source: Source) -> str:
+    section, value = schema, source.tree
+    for name in path[:-1]:
+        section, value = fields(section)[name].annotation, value[name]
+    keys = fields(section)
+    if path[-1] not in keys:
+        return _unknown(schema, path, list(keys))
+    return _mistyped(keys[path[-1]], value[path[-1]])
+
+
+def _unknown(schema: Any, path: KeyPath, keys: list[str]) -> str:
+    elsewhere = [dotted(key) for key in all_keys(schema) if key[-1] == path[-1]]
+    meant = elsewhere[:3] or difflib.get_close_matches(path[-1], keys, n=1)
+    guess = f"; did you mean {' or '.join(meant)}?" if meant else ""
+    return f"unknown key{guess} (keys here: {', '.join(keys)})"
+
+
+def _mistyped(info: FieldInfo, value: Any) -> str:
+    kinds = [_describe(kind) for kind in _kinds(info.annotation)]
+    limits = ((word, getattr(item, name, None)) for item in info.metadata for name, word in BOUNDS.items())
+    bounds = " and ".join(f"{word} {limit}" for word, limit in limits if limit is not None)
+    if bounds:
+        kinds[0] += f" ({bounds})"
+    return f"expected {' or '.join(kinds)}, got {json.dumps(value)}{_hint(info.annotation, value)}"
+
+
+def _hint(annotation: Any, value: Any) -> str:
+    kinds = _kinds(annotation)
+    if isinstance(value, str):
+        choices = [str(choice) for kind in kinds for choice in get_args(kind)]
+        near = difflib.get_close_matches(value, choices, n=1, cutoff=0.5)
+        if near:
+            return f"; did you mean {near[0]}?"
+        if {int, float} & set(kinds) and value.strip("-+").replace(".", "", 1).isdigit():
+            return "; leave the quotes away"
+    if isinstance(value, float) and int in kinds and value.is_integer():
+        return f"; write {int(value)}"
+    return ""
+
+
+def _kinds(annotation: Any) -> list[Any]:
+    """The types that a value may have."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        return [kind for part in get_args(annotation) for kind in _kinds(part)]
+    return [annotation]
+
+
+def _describe(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(map(str, get_args(kind)))}"
+    if is_dataclass(kind):
+        return f"a section with some of the keys {', '.join(fields(kind))}"
+    return KINDS[get_origin(kind) or kind]

@@ -1,0 +1,128 @@
+"""The YAML that configs are written in: plain data, and where each key of it was written.
+
+Scalars are those of YAML 1.2: `1e-4` is a number, `no` and `on` are words. A key may not be written twice.
+Knows nothing of which keys there are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import yaml
+
+from trainer.errors import ConfigError
+
+KeyPath = tuple[str, ...]
+"""A key inside its sections: ("mesh", "tensor") is `mesh.tensor`."""
+
+
+class Document(NamedTuple):
+    """Plain data, and the place of every key in it; () is the place of the whole."""
+
+    tree: Any
+    places: dict[KeyPath, str]
+
+    def child(self, key: str) -> Document:
+        return Document(
+            self.tree[key], {path[1:]: place for path, place in self.places.items() if path[:1] == (key,)}
+        )
+
+    def under(self, key: str) -> Document:
+        """The same, one section further in."""
+        places = {(key, *path): place for path, place in self.places.items()}
+        return Document({key: self.tree}, places | {(): self.places[()]})
+
+
+class _Scalar(NamedTuple):
+    pattern: re.Pattern[str]
+    first: str
+    read: Callable[[str], Any]
+
+
+_SCALARS = {
+    "tag:yaml.org,2002:null": _Scalar(re.compile(r"~|null|Null|NULL|"), "~nN", lambda text: None),
+    "tag:yaml.org,2002:bool": _Scalar(
+        re.compile(r"true|True|TRUE|false|False|FALSE"), "tTfF", lambda text: text.lower() == "true"
+    ),
+    "tag:yaml.org,2002:int": _Scalar(re.compile(r"[-+]?\d+(_\d+)*"), "-+0123456789", int),
+    "tag:yaml.org,2002:float": _Scalar(
+        re.compile(r"[-+]?(\.\d+|\d+(_\d+)*(\.\d*)?)([eE][-+]?\d+)?"), "-+.0123456789", float
+    ),
+    "tag:yaml.org,2002:str": _Scalar(re.compile(r".*", re.DOTALL), "", str),
+}
+
+
+class _Loader(yaml.SafeLoader):
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 (PyYAML's own table: 1.1's scalars are left behind)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes whatever YAML 1.1 or 1.2 would not read back as text."""
+
+
+for _tag, _scalar in _SCALARS.items():
+    if _scalar.first:
+        _whole = re.compile(rf"(?:{_scalar.pattern.pattern})\Z")
+        for _dialect in (_Loader, _Dumper):
+            _dialect.add_implicit_resolver(_tag, _whole, [*_scalar.first, ""])
+
+
+def parse(text: str, place: Callable[[int], str]) -> Document:
+    """Reads one YAML document. `place` names a line (from 1) as messages shall.
+
+    Raises:
+        ConfigError: it is not YAML, holds a key twice, or more than plain data.
+    """
+    try:
+        node = yaml.compose(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        hint = "; put text that begins with * or & into quotes" if "alias" in f"{error.context}" else ""
+        raise ConfigError(f"{place(line)}: not YAML: {error.problem}{hint}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{place(1)}: not YAML: {str(error).splitlines()[0]}") from None
+    places: dict[KeyPath, str] = {(): place(1)}
+    return Document(None if node is None else _read(node, (), places, place), places)
+
+
+def plain(tree: Any, place: str) -> Document:
+    """Data that was given as Python objects: every key is in the same place."""
+    places: dict[KeyPath, str] = {(): place}
+
+    def note(value: Any, path: KeyPath) -> Any:
+        places[path] = place
+        if isinstance(value, Mapping):
+            return {str(key): note(child, (*path, str(key))) for key, child in value.items()}
+        return value
+
+    return Document(note(tree, ()), places)
+
+
+def dump(tree: Mapping[str, Any]) -> str:
+    """Block-style YAML that `parse` and any YAML 1.1 reader read back to `tree`."""
+    return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, default_flow_style=False, allow_unicode=True)
+
+
+def _read(node: yaml.Node, path: KeyPath, places: dict[KeyPath, str], place: Callable[[int], str]) -> Any:
+    """The node's value; notes the place of every key in it."""
+    here = place(node.start_mark.line + 1)
+    if isinstance(node, yaml.SequenceNode):
+        return [_read(item, path, {}, place) for item in node.value]
+    if isinstance(node, yaml.ScalarNode):
+        scalar = _SCALARS.get(node.tag)
+        if scalar is None or not scalar.pattern.fullmatch(node.value):
+            raise ConfigError(
+                f"{here}: {node.tag} {node.value}: YAML tags are not supported; write plain data"
+            )
+        return scalar.read(node.value)
+    tree: dict[str, Any] = {}
+    for key_node, value_node in node.value:
+        key, line = str(key_node.value), place(key_node.start_mark.line + 1)
+        child = (*path, key)
+        if key in tree:
+            raise ConfigError(f"{line}: {'.'.join(child)}: written twice, first at {places[child]}; keep one")
+        places[child] = line
+        tree[key] = _read(value_node, child, places, place)
+    return tree
