@@ -170,7 +170,7 @@ def _git_commit() -> str | None:
 
 def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
     """As it will be read back, so that two configs compare equal exactly when their files do."""
-    return yaml.safe_load(yaml.safe_dump(dict(config)))
+    return yaml.safe_load(yaml.safe_dump(dict(config), sort_keys=False))
 
 
 def _differences(

@@ -1,8 +1,11 @@
 """The presets have the sizes that were published."""
 
+import math
+
 import pytest
 
 from models.config import ModelConfig
+from models.decoder import Decoder
 from models.presets import PRESETS, num_parameters
 
 PUBLISHED = {
@@ -35,6 +38,12 @@ def test_exact_size(name: str, size: int) -> None:
 @pytest.mark.parametrize(("name", "size"), ROUNDED.items())
 def test_rounded_size(name: str, size: float) -> None:
     assert num_parameters(preset(name)) == pytest.approx(size, rel=0.005)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_model_declares_what_is_counted(name: str) -> None:
+    declared = Decoder(preset(name)).declarations.values()
+    assert sum(math.prod(parameter.shape) for parameter in declared) == num_parameters(preset(name))
 
 
 def test_a_field_can_be_overridden() -> None:
