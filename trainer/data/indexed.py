@@ -160,7 +160,7 @@ def _read_index(file: Path) -> tuple[np.dtype, np.ndarray, np.ndarray, np.ndarra
     index = np.memmap(file, dtype=np.uint8, mode="r")
     dtype, num_sequences, num_borders = _read_header(file, index[: _HEADER.size].tobytes())
     expected = _HEADER.size + (4 + 8) * num_sequences + 8 * num_borders
-    if len(index) == expected + num_sequences:
+    if num_sequences and len(index) == expected + num_sequences:
         raise ConfigError(f"{file} is multimodal (it has a mode per sequence); use a pair of text only")
     if len(index) != expected:
         raise ConfigError(

@@ -1,0 +1,261 @@
+"""From text to a corpus: tokenised once, held out fairly, safe against kills and company."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trainer.data.cache import cached_folder
+from trainer.data.config import DataConfig
+from trainer.data.indexed import IndexedWriter, token_dtype
+from trainer.data.prepare import Corpus, prepare
+from trainer.errors import ConfigError
+
+TEXTS = [f"document {i}: " + " ".join(f"w{(i * j) % 17}" for j in range(40)) + "\n" for i in range(20)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    text = tmp_path / "text"
+    text.mkdir()
+    for i, content in enumerate(TEXTS):
+        (text / f"{i}.txt").write_text(content)
+    return text
+
+
+def make(folder: Path, vocab: int = 300, lines: list[str] | None = None, **settings) -> Corpus:
+    config = DataConfig(
+        **{"path": str(folder), "cache": str(folder.parent / "cache"), "holdout": 0.1, **settings}
+    )
+    return prepare(config, vocab, (lines if lines is not None else []).append)
+
+
+def documents(corpus: Corpus) -> list[str]:
+    return [corpus.tokenizer.decode(corpus.indexed.document(d)) for d in range(corpus.indexed.num_documents)]
+
+
+def test_every_document_is_there_once_and_ends(folder: Path):
+    corpus = make(folder)
+    assert sorted(documents(corpus)) == sorted(TEXTS)
+    assert {int(corpus.indexed.document(d)[-1]) for d in range(20)} == {corpus.eod} == {0}
+    assert corpus.indexed.tokens.dtype == np.uint16
+
+
+def test_the_last_part_is_held_out_and_its_bytes_are_known(folder: Path):
+    corpus = make(folder)
+    assert (corpus.train_documents, corpus.heldout_documents) == (range(18), range(18, 20))
+    text = "".join(documents(corpus)[18:])
+    assert corpus.heldout_text() == text.encode()
+    tokens = np.concatenate([corpus.indexed.document(d) for d in corpus.heldout_documents])
+    assert corpus.bytes_per_token is not None
+    assert corpus.bytes_per_token[tokens].sum() == len(text)
+    assert 0 < corpus.xz_bits_per_byte() < 8
+
+
+@pytest.mark.parametrize(("holdout", "expected"), [(0.0, 0), (0.001, 1), (0.5, 10), (0.999, 19)])
+def test_some_are_held_out_and_some_are_left(folder: Path, holdout: float, expected: int):
+    assert len(make(folder, holdout=holdout).heldout_documents) == expected
+
+
+def test_one_document_alone_is_trained_on(tmp_path: Path):
+    (tmp_path / "one.txt").write_text("one two three")
+    corpus = make(tmp_path / "one.txt")
+    assert (corpus.num_train_documents, len(corpus.heldout_documents)) == (1, 0)
+    with pytest.raises(ConfigError, match=r"no text is held out; raise data\.holdout"):
+        corpus.xz_bits_per_byte()
+
+
+def test_the_order_of_documents_is_their_contents_not_their_names(folder: Path, tmp_path: Path):
+    lines = [json.dumps({"text": text}) for text in reversed(TEXTS)]
+    (tmp_path / "all.jsonl").write_text("\n".join(lines))
+    assert documents(make(tmp_path / "all.jsonl")) == documents(make(folder)) != TEXTS
+
+
+def test_unigram_entropy(folder: Path):
+    corpus = make(folder)
+    tokens = np.concatenate([corpus.indexed.document(d) for d in corpus.train_documents])
+    counts = Counter(tokens.tolist()).values()
+    expected = -sum(n / len(tokens) * math.log(n / len(tokens)) for n in counts)
+    assert corpus.unigram_entropy() == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_second_time_nothing_is_made(folder: Path):
+    first, second = [], []
+    assert make(folder, lines=first).hash == make(folder, lines=second).hash
+    assert any("tokenised" in line for line in first)
+    assert not any("tokenised" in line for line in second)
+
+
+def test_the_cache_follows_contents_not_names_or_dates(folder: Path):
+    before = make(folder)
+    (folder / "0.txt").rename(folder / "renamed.txt")
+    os.utime(folder / "1.txt", (0, 0))
+    lines: list[str] = []
+    assert make(folder, lines=lines).hash == before.hash
+    assert not any("tokenised" in line for line in lines)
+    (folder / "1.txt").write_text("something else")
+    assert make(folder).hash != before.hash
+
+
+@pytest.mark.parametrize("settings", [{"vocab": 301}, {"holdout": 0.5}])
+def test_what_changes_the_tokens_is_made_anew(folder: Path, settings: dict):
+    make(folder)
+    lines: list[str] = []
+    make(folder, lines=lines, **settings)
+    assert any("tokenised" in line for line in lines)
+
+
+def test_the_hash_is_that_of_the_files(folder: Path):
+    corpus = make(folder)
+    prefix = next((folder.parent / "cache").glob("*/tokens.bin")).with_suffix("")
+    data = Path(f"{prefix}.idx").read_bytes() + Path(f"{prefix}.bin").read_bytes()
+    assert corpus.hash == hashlib.sha256(data).hexdigest()
+
+
+def test_a_tokenizer_of_the_users_own(folder: Path):
+    trained = make(folder, vocab=280).tokenizer
+    file = folder.parent / "tokenizer.json"
+    trained.save(file)
+    corpus = make(folder, vocab=512, tokenizer=str(file))
+    assert corpus.tokenizer.size == trained.size == 280
+    assert corpus.bytes_per_token.shape == (512,)
+    with pytest.raises(ConfigError, match=r"has 280 entries and model\.vocab=279; use model\.vocab=280"):
+        make(folder, vocab=279, tokenizer=str(file))
+
+
+def test_too_little_text_for_the_vocabulary_is_said(tmp_path: Path):
+    (tmp_path / "one.txt").write_text("ab")
+    lines: list[str] = []
+    make(tmp_path / "one.txt", lines=lines)
+    assert any("no more pairs to merge; 42 ids stay unused" in line for line in lines)
+
+
+def test_the_tokenizer_never_sees_what_is_held_out(tmp_path: Path):
+    """A word that stands only in the held-out document is not merged, however often it stands there."""
+    (tmp_path / "a.jsonl").write_text(
+        "\n".join(json.dumps({"text": f"{'qz' * 9} " * 50 + str(i)}) for i in range(2))
+    )
+    lines = [json.dumps({"text": "abcabc " * 50}), json.dumps({"text": "qzqzqz " * 50})]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    corpus = make(tmp_path / "a.jsonl", holdout=0.5)
+    train, held = (corpus.indexed.document(d) for d in range(2))
+    assert len(held) > 5 * len(train)
+
+
+def write_pair(prefix: Path, *docs: list[int], vocab: int = 300) -> Path:
+    with IndexedWriter(prefix, token_dtype(vocab)) as writer:
+        for document in docs:
+            writer.add(np.array(document))
+    return prefix
+
+
+def test_a_megatron_pair_trains_as_it_is(tmp_path: Path):
+    pair = write_pair(tmp_path / "pair", [5, 6, 0], [7, 0], [8, 299, 0])
+    corpus = make(pair)
+    assert [corpus.indexed.document(d).tolist() for d in range(3)] == [[5, 6, 0], [7, 0], [8, 299, 0]]
+    assert (corpus.tokenizer, corpus.bytes_per_token, corpus.eod) == (None, None, None)
+    assert corpus.heldout_documents == range(2, 3)
+    with pytest.raises(ConfigError, match=r"give data\.tokenizer"):
+        corpus.heldout_text()
+
+
+def test_a_pair_with_a_tokenizer_has_text(folder: Path):
+    made = make(folder)
+    cached = next((folder.parent / "cache").glob("*/tokens.bin"))
+    again = make(cached, tokenizer=str(cached.with_name("tokenizer.json")))
+    assert (again.hash, again.heldout_text()) == (made.hash, made.heldout_text())
+
+
+def test_a_pair_is_checked_against_the_vocabulary_and_again_when_it_changes(tmp_path: Path):
+    pair = write_pair(tmp_path / "pair", [5, 0])
+    make(pair)
+    write_pair(tmp_path / "pair", [5, 300, 0])
+    with pytest.raises(
+        ConfigError, match=r"ids go up to 300 and model\.vocab=300; use model\.vocab=301 or more"
+    ):
+        make(pair)
+    write_pair(tmp_path / "pair", [5, -1, 0, 0], vocab=70_000)
+    with pytest.raises(ConfigError, match=r"negative token ids \(down to -1\)"):
+        make(pair)
+
+
+def test_a_file_that_cannot_be_trained_on_leaves_nothing_behind(folder: Path):
+    (folder / "bad.txt").write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match=r"bad\.txt is not UTF-8"):
+        make(folder)
+    assert [file.suffix for file in (folder.parent / "cache").iterdir()] == [".lock"]
+
+
+def test_a_cache_that_cannot_be_written_is_named(folder: Path):
+    (folder.parent / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"data\.cache: .*file/cache cannot be written"):
+        make(folder, cache=str(folder.parent / "file/cache"))
+
+
+SLOW_BUILD = """
+import sys, time
+from pathlib import Path
+from trainer.data.cache import cached_folder
+root, seconds = Path(sys.argv[1]), float(sys.argv[2])
+def build(folder):
+    (folder / "half").write_text("half")
+    with open(root.parent / "builds", "a") as log:
+        log.write("built\\n")
+    time.sleep(seconds)
+    (folder / "whole").write_text("whole")
+print((cached_folder(root, "key", build) / "whole").read_text())
+"""
+
+
+def start(root: Path, seconds: float) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", SLOW_BUILD, str(root), str(seconds)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3])
+
+
+def wait_for_builds(log: Path) -> None:
+    deadline = time.monotonic() + 30
+    while not (log.exists() and log.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def test_a_process_killed_half_way_leaves_nothing_that_is_believed(tmp_path: Path):
+    victim = start(tmp_path / "cache", 60)
+    wait_for_builds(tmp_path / "builds")
+    victim.send_signal(signal.SIGKILL)
+    victim.communicate()
+    assert not (tmp_path / "cache/key").exists()
+    made = cached_folder(tmp_path / "cache", "key", lambda folder: (folder / "whole").write_text("mine"))
+    assert [file.name for file in made.iterdir()] == ["whole"]
+    assert sorted(file.name for file in (tmp_path / "cache").iterdir()) == ["key", "key.lock"]
+
+
+def test_two_processes_at_once_make_it_once(tmp_path: Path):
+    both = [start(tmp_path / "cache", 0.3) for _ in range(2)]
+    assert [process.communicate()[0] for process in both] == ["whole\n", "whole\n"]
+    assert (tmp_path / "builds").read_text() == "built\n"
+
+
+def test_two_processes_are_safe_where_files_cannot_be_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def refuse(*_: object) -> None:
+        raise OSError("no locks here")
+
+    def build_while_another_wins(folder: Path) -> None:
+        (folder / "whole").write_text("mine")
+        if not (tmp_path / "key").exists():
+            cached_folder(tmp_path, "key", lambda other: (other / "whole").write_text("theirs"))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    made = cached_folder(tmp_path, "key", build_while_another_wins)
+    assert (made / "whole").read_text() == "theirs"
+    assert not list(tmp_path.glob("*.partial"))

@@ -1,0 +1,124 @@
+"""Tokens spell the text to the byte, end documents, and fit the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+from tokenizers import decoders, models, normalizers
+
+from trainer.data import tokenizer as module
+from trainer.data.tokenizer import END_OF_DOCUMENT, Tokenizer
+from trainer.errors import ConfigError
+
+TEXTS = ["def f(x):\n    return x + 1\n", "Grüße, 世界 🎉\r\n\t the the then there", "a <|endoftext|> b"] * 3
+
+
+@pytest.fixture(scope="module")
+def trained() -> Tokenizer:
+    return Tokenizer.train(TEXTS, vocab=300)
+
+
+def test_it_has_exactly_the_models_vocabulary_where_the_text_allows(trained: Tokenizer):
+    assert trained.size == 300
+    assert trained.eod == 0
+    assert Tokenizer.train(["ab"], vocab=300).size == 258
+
+
+def test_training_again_gives_the_same_tokenizer(trained: Tokenizer):
+    assert Tokenizer.train(TEXTS, vocab=300).inner.to_str() == trained.inner.to_str()
+
+
+def test_text_comes_back_to_the_byte_and_its_bytes_are_counted(trained: Tokenizer):
+    table = trained.bytes_per_token(vocab=310)
+    assert table is not None
+    assert table.shape == (310,)
+    assert table[trained.eod] == 0
+    assert not table[300:].any()
+    for text, ids in zip(TEXTS, trained.encode_batch(TEXTS), strict=True):
+        assert trained.decode(ids) == text
+        assert table[ids].sum() == len(text.encode())
+
+
+def test_an_end_of_document_that_stands_in_the_text_is_text(trained: Tokenizer):
+    assert trained.eod not in trained.encode("a <|endoftext|> b")
+
+
+def test_a_text_too_long_to_encode_at_once_is_cut_at_lines(
+    trained: Tokenizer, monkeypatch: pytest.MonkeyPatch
+):
+    text = "first line\nsecond line\n" + "x" * 50 + "\nlast\n"
+    whole = trained.encode(text)
+    monkeypatch.setattr(module, "_PIECE", 16)
+    assert trained.decode(trained.encode(text)) == text
+    assert len(trained.encode(text)) <= len(whole) + 4
+
+
+def test_it_loads_as_it_was_saved(trained: Tokenizer, tmp_path: Path):
+    trained.save(tmp_path / "tokenizer.json")
+    loaded = Tokenizer.load(tmp_path / "tokenizer.json")
+    assert (loaded.size, loaded.eod) == (trained.size, trained.eod)
+    np.testing.assert_array_equal(loaded.encode(TEXTS[1]), trained.encode(TEXTS[1]))
+
+
+def test_settings_in_the_file_that_would_change_documents_are_switched_off(
+    trained: Tokenizer, tmp_path: Path
+):
+    inner = tokenizers.Tokenizer.from_str(trained.inner.to_str())
+    inner.enable_truncation(2)
+    inner.enable_padding(length=64)
+    inner.save(str(tmp_path / "tokenizer.json"))
+    np.testing.assert_array_equal(
+        Tokenizer.load(tmp_path / "tokenizer.json").encode(TEXTS[0]), trained.encode(TEXTS[0])
+    )
+
+
+def word_tokenizer(*tokens: str) -> tokenizers.Tokenizer:
+    return tokenizers.Tokenizer(
+        models.WordLevel({token: id for id, token in enumerate(tokens)}, unk_token="[UNK]")
+    )
+
+
+@pytest.mark.parametrize("name", END_OF_DOCUMENT)
+def test_every_usual_end_of_document_is_found(name: str):
+    assert Tokenizer.wrap(word_tokenizer("[UNK]", "a", name), "it").eod == 2
+
+
+def test_none_of_them_is_an_error():
+    with pytest.raises(
+        ConfigError, match=r"it has no end-of-document token; add one of <\|endoftext\|>, </s>"
+    ):
+        Tokenizer.wrap(word_tokenizer("[UNK]", "a"), "it")
+
+
+def test_ids_with_gaps_count_to_the_largest():
+    inner = tokenizers.Tokenizer(models.WordLevel({"[UNK]": 0, "</s>": 41}, unk_token="[UNK]"))
+    with pytest.raises(ConfigError, match=r"has 42 entries and model\.vocab=40; use model\.vocab=42"):
+        Tokenizer.wrap(inner, "it").check_fits(40)
+
+
+def test_sentencepiece_tokens_are_counted_in_bytes():
+    vocab = {"<unk>": 0, "</s>": 1, "<0xE4>": 2, "<0xB8>": 3, "<0x96>": 4, "▁a": 5, "é": 6}
+    inner = tokenizers.Tokenizer(models.BPE(vocab, [], byte_fallback=True, unk_token="<unk>"))
+    inner.normalizer = normalizers.Replace(" ", "▁")
+    inner.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    inner.add_special_tokens(["<unk>", "</s>"])
+    table = Tokenizer.wrap(inner, "it").bytes_per_token(vocab=8)
+    assert table is not None
+    assert table.tolist() == [0, 0, 1, 1, 1, 2, 2, 0]
+
+
+def test_tokens_that_do_not_spell_the_text_have_no_bytes():
+    assert Tokenizer.wrap(word_tokenizer("[UNK]", "[EOS]"), "it").bytes_per_token(vocab=2) is None
+
+
+def test_unusable_files_and_sizes_are_refused(tmp_path: Path):
+    (tmp_path / "bad.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"bad\.json is not a tokenizer\.json"):
+        Tokenizer.load(tmp_path / "bad.json")
+    with pytest.raises(ConfigError, match="does not exist; name a tokenizer"):
+        Tokenizer.load(tmp_path / "none.json")
+    with pytest.raises(ConfigError, match=r"model\.vocab=256 is too small .* use model\.vocab=257 or more"):
+        Tokenizer.train(["a"], vocab=256)
