@@ -1,0 +1,5 @@
+"""`python -m trainer` is `meshwright`."""
+
+from trainer.cli import main
+
+main()

@@ -1,0 +1,156 @@
+"""The command line: `meshwright train configs/quickstart.yaml`.
+
+Commands import what they need when they run, so that help is instant. What a user did wrong is one message and exit
+code 2; a failure of the machine is 1, Ctrl-C is 130; `--debug` shows where it came from.
+"""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from trainer.cli_help import Command
+from trainer.errors import ConfigError
+
+FAILED, WRONG_INPUT, INTERRUPTED = 1, 2, 130
+
+
+class Commands(TyperGroup):
+    """Takes --debug before and after the command, and turns expected errors into one message."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if "--debug" in args:
+            args = ["--debug", *[arg for arg in args if arg != "--debug"]]
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (ConfigError, OSError, KeyboardInterrupt) as error:
+            if isinstance(error, BrokenPipeError):  # as in `meshwright show ... | head`
+                raise
+            if ctx.params["debug"]:
+                traceback.print_exc()
+            raise typer.Exit(_report(error)) from None
+
+
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+ConfigFile = Annotated[
+    Path, typer.Argument(metavar="CONFIG", help="A YAML config, such as configs/quickstart.yaml.")
+]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, such as runs/quickstart.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE ...", help="Settings over the config's, such as mesh.tensor=4."),
+]
+
+
+@app.callback()
+def meshwright(
+    debug: Annotated[bool, typer.Option("--debug", help="Show where an error came from.")] = False,
+) -> None:
+    """Train language models too large for one accelerator, in JAX, from one mesh config file."""
+
+
+@app.command(cls=Command)
+def train(config: ConfigFile, overrides: Overrides = None) -> None:
+    """Train a model, or go on with a run that was stopped.
+
+    Example: meshwright train configs/quickstart.yaml train.steps=50 mesh.data=2
+    """
+    from trainer.trainer import Trainer
+
+    from trainer.config import Config
+
+    Trainer(Config.load(config, overrides or ())).train()
+
+
+@app.command(cls=Command)
+def generate(
+    run: RunFolder,
+    prompt: Annotated[str, typer.Option(metavar="TEXT", help="The text to go on from.")],
+    max_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Stop after this many tokens.")] = 100,
+    temperature: Annotated[
+        float, typer.Option(metavar="T", min=0, help="0 takes the likeliest token.")
+    ] = 1.0,
+    top_k: Annotated[
+        int | None, typer.Option(metavar="K", min=1, help="Choose among the K likeliest.")
+    ] = None,
+    seed: Annotated[int, typer.Option(metavar="S", min=0, help="The same seed gives the same text.")] = 0,
+) -> None:
+    """Write text with a trained model.
+
+    Example: meshwright generate runs/quickstart --prompt "def "
+    """
+    from trainer.trainer import Trainer
+
+    trainer = Trainer.from_run(run)
+    text = trainer.generate(prompt, max_tokens=max_tokens, temperature=temperature, top_k=top_k, seed=seed)
+    typer.echo(text)
+
+
+@app.command("eval", cls=Command)
+def evaluate(run: RunFolder, overrides: Overrides = None) -> None:
+    """Measure a trained model on its held-out text.
+
+    Example: meshwright eval runs/quickstart train.eval_batches=32
+    """
+    from trainer.trainer import Trainer
+
+    for name, value in Trainer.from_run(run, overrides or ()).evaluate().items():
+        typer.echo(f"{name:<12} {value:,}" if isinstance(value, int) else f"{name:<12} {value:.4f}")
+
+
+@app.command(cls=Command)
+def show(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    json: Annotated[bool, typer.Option("--json", help="For programs instead of people.")] = False,
+) -> None:
+    """Show what a config would train, and on what.
+
+    Example: meshwright show configs/llama3-8b.yaml mesh.tensor=4
+    """
+    from trainer.show import show
+
+    from trainer.config import Config
+
+    show(Config.load(config, overrides or ()), json=json)
+
+
+@app.command(cls=Command)
+def doctor() -> None:
+    """Check that this machine can train, and say what is missing.
+
+    Example: meshwright doctor
+    """
+    from trainer.doctor import doctor
+
+    raise typer.Exit(doctor())
+
+
+def main() -> None:
+    """The console entry, and `python -m trainer`."""
+    app(prog_name="meshwright")
+
+
+def _report(error: BaseException) -> int:
+    """Says on stderr what went wrong; returns the exit code."""
+    if isinstance(error, KeyboardInterrupt):
+        message, code = "interrupted", INTERRUPTED
+    else:
+        message, code = f"error: {error}", WRONG_INPUT if isinstance(error, ConfigError) else FAILED
+    typer.secho(message, fg=typer.colors.RED, err=True)
+    return code
