@@ -13,12 +13,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import IO
 
 from trainer.errors import ConfigError
 
+Say = Callable[[str], None]
 
-def cached_folder(root: Path, key: str, build: Callable[[Path], None]) -> Path:
+
+def cached_folder(root: Path, key: str, build: Callable[[Path], None], say: Say) -> Path:
     """The folder `root/key`; unless it is there, `build` fills a new one, which then takes that name.
+
+    `say` is told when another process is at it and has to be waited for.
 
     Raises:
       ConfigError: `root` cannot be written, or its disk is full.
@@ -28,7 +33,7 @@ def cached_folder(root: Path, key: str, build: Callable[[Path], None]) -> Path:
         return folder
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with _one_at_a_time(root / f"{key}.lock") as alone:
+        with _one_at_a_time(root / f"{key}.lock", say) as alone:
             if alone:
                 _remove_leftovers(root, key)
             if not folder.is_dir():
@@ -66,12 +71,18 @@ def _remove_leftovers(root: Path, key: str) -> None:
 
 
 @contextmanager
-def _one_at_a_time(lock: Path) -> Iterator[bool]:
+def _one_at_a_time(lock: Path, say: Say) -> Iterator[bool]:
     """True while no other process is inside; False where files cannot be locked, so work is done twice."""
     with lock.open("w") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        except OSError:
-            yield False
-        else:
-            yield True
+        yield _lock(handle, say)
+
+
+def _lock(handle: IO[str], say: Say) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        say(f"data: waiting for the process that holds {handle.name}")
+        fcntl.flock(handle, fcntl.LOCK_EX)
+    except OSError:
+        return False
+    return True

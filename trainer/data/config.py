@@ -15,9 +15,9 @@ class DataConfig:
     """A tokenizer.json; unless given, a byte-level BPE of model.vocab entries is trained on the text."""
     text_key: str = "text"
     """The field of a JSONL record that holds the text."""
-    holdout: float = Field(0.02, ge=0, lt=1)
+    holdout: float = Field(default=0.02, ge=0, lt=1)
     """The part of the documents that is never trained on."""
     cache: str = "~/.cache/meshwright/data"
     """Where tokenised text is kept, by the hash of what it was made from."""
-    prefetch: int = Field(2, ge=1)
+    prefetch: int = Field(default=2, ge=1)
     """Batches made ready ahead of the step."""

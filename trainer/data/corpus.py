@@ -16,18 +16,12 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from trainer.errors import ConfigError
 
 STDLIB = "stdlib"
 _NOT_STDLIB = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
-
-
-class Document(NamedTuple):
-    source: str
-    """The file; for a JSONL record, file:line."""
-    text: str
 
 
 def find_files(path: str | list[str]) -> list[Path]:
@@ -49,18 +43,18 @@ def is_jsonl(file: Path) -> bool:
     return file.name.removesuffix(".gz").endswith(".jsonl")
 
 
-def read_documents(files: Sequence[Path], text_key: str) -> Iterator[Document]:
-    """Every document with text in it: a JSONL file (also .jsonl.gz) holds one a line, any other file is one.
+def read_documents(files: Sequence[Path], text_key: str) -> Iterator[str]:
+    """The text of every document that has some: one a line in a JSONL file (also .jsonl.gz), else one a file.
 
     Raises:
       ConfigError: a file that cannot be read or is not UTF-8 text, a bad record, or no text in all the files.
     """
     empty = True
     for file in files:
-        for document in _read_records(file, text_key) if is_jsonl(file) else _read_text(file):
-            if document.text:
+        for text in _read_records(file, text_key) if is_jsonl(file) else _read_text(file):
+            if text:
                 empty = False
-                yield document
+                yield text
     if empty:
         raise ConfigError(f"data.path: no text in {_some(files)}; name files that hold text")
 
@@ -88,14 +82,14 @@ def _standard_library() -> list[Path]:
 
 
 def _files_under(folder: Path) -> list[Path]:
-    files = [Path(file) for file in _walk(str(folder)) if not os.path.basename(file).startswith(".")]
+    files = [Path(file) for file in _walk(str(folder))]
     if not files:
         raise ConfigError(f"data.path: the folder {folder} holds no files; name one that does")
     return files
 
 
 def _walk(root: str, skip: frozenset[str] = frozenset()) -> Iterator[str]:
-    """Files under `root`, through symbolic links, each folder once."""
+    """Files under `root` that are not hidden, through symbolic links, each folder once."""
 
     def unreadable(error: OSError) -> None:
         with _reading(error.filename):
@@ -111,17 +105,17 @@ def _walk(root: str, skip: frozenset[str] = frozenset()) -> Iterator[str]:
             and not name.startswith(".")
             and os.path.realpath(os.path.join(folder, name)) not in seen
         ]
-        yield from (os.path.join(folder, name) for name in files)
+        yield from (os.path.join(folder, name) for name in files if not name.startswith("."))
 
 
-def _read_text(file: Path) -> Iterator[Document]:
+def _read_text(file: Path) -> Iterator[str]:
     with _reading(file), _open(file) as stream:
         data = stream.read()
     nul = data.find(b"\0")
     if nul >= 0:
         raise ConfigError(f"data.path: {file} is binary (a NUL at byte {nul}); leave it out of data.path")
     try:
-        yield Document(str(file), data.decode("utf-8"))
+        yield data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"data.path: {file} is not UTF-8 (byte {error.start} is 0x{data[error.start]:02x}); convert it, "
@@ -129,12 +123,11 @@ def _read_text(file: Path) -> Iterator[Document]:
         ) from error
 
 
-def _read_records(file: Path, text_key: str) -> Iterator[Document]:
+def _read_records(file: Path, text_key: str) -> Iterator[str]:
     with _reading(file), _open(file) as stream:
         for number, line in enumerate(stream, 1):
             if line.strip():
-                source = f"{file}:{number}"
-                yield Document(source, _record_text(source, line, text_key))
+                yield _record_text(f"{file}:{number}", line, text_key)
 
 
 def _record_text(source: str, line: bytes, text_key: str) -> str:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import lzma
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.data.cache import cached_folder
+from trainer.data.cache import Say, cached_folder
 from trainer.data.config import DataConfig
 from trainer.data.corpus import find_files, is_jsonl, read_documents
 from trainer.data.indexed import IndexedDataset, bin_file, find_pair, idx_file
@@ -26,8 +26,6 @@ from trainer.data.packing import TokenStream
 from trainer.data.tokenise import Facts, count_train, survey, train_tokenizer, write_tokens
 from trainer.data.tokenizer import Tokenizer
 from trainer.errors import ConfigError
-
-Say = Callable[[str], None]
 
 _FORMAT = 1
 """Part of every cache key; to be raised when the same text would be laid down otherwise."""
@@ -62,7 +60,10 @@ class Corpus:
         return range(self.num_train_documents, self.indexed.num_documents)
 
     def unigram_entropy(self) -> float:
-        """Nats per training token: the loss of a model that knows only how often each id occurs."""
+        """Nats per training token: the loss of a model that knows only how often each id occurs.
+
+        Reads all of the training tokens.
+        """
         stream = TokenStream(self.indexed, self.train_documents)
         counts = np.zeros(self.vocab, np.int64)
         for begin in range(0, len(stream), _CHUNK):
@@ -113,7 +114,7 @@ def _from_pair(pair: Path, config: DataConfig, vocab: int, say: Say) -> Corpus:
     tokenizer = _given_tokenizer(config, vocab)
     stats = [(str(file.resolve()), file.stat()) for file in (bin_file(pair), idx_file(pair))]
     key = _key(pair=[(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats])
-    folder = cached_folder(_root(config), key, lambda new: survey(pair).save(new / "facts.json"))
+    folder = cached_folder(_root(config), key, lambda new: survey(pair).save(new / "facts.json"), say)
     corpus = _corpus(indexed, tokenizer, Facts.load(folder / "facts.json"), config, vocab)
     say(_summary(corpus, pair))
     return corpus
@@ -128,7 +129,7 @@ def _from_text(config: DataConfig, vocab: int, say: Say) -> Corpus:
         vocab=vocab,
         tokenizer=given.inner.to_str() if given else {"trained without": config.holdout},
     )
-    folder = cached_folder(_root(config), key, lambda new: _build(new, files, given, config, vocab, say))
+    folder = cached_folder(_root(config), key, lambda new: _build(new, files, given, config, vocab, say), say)
     indexed, tokenizer = IndexedDataset.open(folder / "tokens"), Tokenizer.load(folder / "tokenizer.json")
     corpus = _corpus(indexed, tokenizer, Facts.load(folder / "facts.json"), config, vocab)
     say(_summary(corpus, folder))

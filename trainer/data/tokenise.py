@@ -18,9 +18,9 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
-from trainer.data.corpus import Document, read_documents
+from trainer.data.corpus import read_documents
 from trainer.data.indexed import IndexedDataset, IndexedWriter, bin_file, idx_file, token_dtype
-from trainer.data.tokenizer import Tokenizer
+from trainer.data.tokenizer import Tokenizer, groups
 
 _SAMPLE = 1 << 22
 """Characters a tokenizer is trained on: more costs seconds and saves hardly a token."""
@@ -35,15 +35,14 @@ def count_train(num_documents: int, holdout: float) -> int:
     return num_documents - min(max(round(num_documents * holdout), 1), num_documents - 1)
 
 
-def train_tokenizer(documents: Iterable[Document], vocab: int, holdout: float) -> Tokenizer:
+def train_tokenizer(documents: Iterable[str], vocab: int, holdout: float) -> Tokenizer:
     """A byte-level BPE of documents that will be trained on: the first in order, _SAMPLE characters."""
     chosen: list[tuple[int, str]] = []  # a heap, the last in order on top
     size = num_documents = 0
     for document in documents:
-        text = document.text[:_SAMPLE]
-        heapq.heappush(chosen, (-_rank(document.text), text))
+        heapq.heappush(chosen, (-_rank(document), document[:_SAMPLE]))
         num_documents += 1
-        size += len(text)
+        size += min(len(document), _SAMPLE)
         while size - len(chosen[0][1]) >= _SAMPLE:
             size -= len(heapq.heappop(chosen)[1])
     texts = [text for _, text in sorted(chosen, reverse=True)]
@@ -61,7 +60,7 @@ def write_tokens(
         _progress("tokenising", sum(file.stat().st_size for file in files)) as advance,
         IndexedWriter(arrived, dtype) as writer,
     ):
-        for texts in _batches(read_documents(files, text_key)):
+        for texts in groups(read_documents(files, text_key), _BATCH):
             for ids in tokenizer.encode_batch(texts):
                 writer.add(np.append(ids, tokenizer.eod))
             ranks += map(_rank, texts)
@@ -108,19 +107,6 @@ def survey(prefix: Path) -> Facts:
 def _rank(text: str) -> int:
     """Where a document stands in the order: 64 bits of a hash of its text."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
-
-
-def _batches(documents: Iterable[Document]) -> Iterator[list[str]]:
-    texts: list[str] = []
-    size = 0
-    for document in documents:
-        texts.append(document.text)
-        size += len(document.text)
-        if size >= _BATCH:
-            yield texts
-            texts, size = [], 0
-    if texts:
-        yield texts
 
 
 @contextmanager

@@ -6,9 +6,10 @@ table that turns nats per token into bits per byte. Knows nothing of files other
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,15 +25,16 @@ END_OF_DOCUMENT = (
     "</s>",
     "<|end_of_text|>",
     "<eos>",
-    "<|end▁of▁sentence|>",
+    "<｜end▁of▁sentence｜>",
     "[EOS]",
-    "<|eos|>",
 )
-"""Names of the end-of-document token, the first that a tokenizer has is taken."""
+"""Names of the end-of-document token; the first that a tokenizer has as a special token is taken."""
 SMALLEST_VOCAB = 257
 """A byte-level BPE needs the 256 bytes and the end-of-document token."""
-_PIECE = 1 << 22
-"""Characters encoded at a time: the library keeps about 100 bytes per token until a text is done."""
+_PIECE = 1 << 18
+"""A longer text is encoded in pieces of so many characters, on all cores like many short ones."""
+_GROUP = 1 << 21
+"""Characters encoded at a time: until they are done, the library keeps about 100 bytes per token."""
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
@@ -51,11 +53,14 @@ class Tokenizer:
         inner.encode_special_tokens = True
         inner.no_truncation()
         inner.no_padding()
-        eod = next((id for name in END_OF_DOCUMENT if (id := inner.token_to_id(name)) is not None), None)
+        # Only special ones: to Gemma, </s> is a piece of HTML.
+        added = inner.get_added_tokens_decoder()
+        special = {token.content: id for id, token in added.items() if token.special}
+        eod = next((special[name] for name in END_OF_DOCUMENT if name in special), None)
         if eod is None:
             raise ConfigError(
-                f"data.tokenizer: {source} has no end-of-document token; add one of "
-                f"{', '.join(END_OF_DOCUMENT)}, or leave data.tokenizer out"
+                f"data.tokenizer: {source} has no end-of-document token; give it one of "
+                f"{', '.join(END_OF_DOCUMENT)} as a special token, or leave data.tokenizer out"
             )
         return cls(inner, eod, 1 + max(inner.get_vocab(with_added_tokens=True).values()))
 
@@ -112,12 +117,13 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """int32 [tokens] for each text, without end-of-document tokens; runs on all cores."""
         pieces = [list(_pieces(text)) for text in texts]
-        flat = [piece for text in pieces for piece in text]
-        encoded = iter(self.inner.encode_batch_fast(flat, add_special_tokens=False))
-        return [
-            np.concatenate([np.empty(0, np.int32), *(np.array(next(encoded).ids, np.int32) for _ in text)])
-            for text in pieces
-        ]
+        ids = self._encode_pieces(itertools.chain.from_iterable(pieces))
+        return [np.concatenate([next(ids) for _ in text]) for text in pieces]
+
+    def _encode_pieces(self, pieces: Iterable[str]) -> Iterator[np.ndarray]:
+        for group in groups(pieces, _GROUP):
+            for encoding in self.inner.encode_batch_fast(group, add_special_tokens=False):
+                yield np.array(encoding.ids, np.int32)
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text of `ids`; special tokens leave nothing, a character cut in half leaves U+FFFD."""
@@ -142,6 +148,20 @@ class Tokenizer:
         for added in description["added_tokens"]:
             table[added["id"]] = 0 if added["special"] else len(added["content"].encode())
         return table
+
+
+def groups(texts: Iterable[str], size: int) -> Iterator[list[str]]:
+    """The texts in lists of `size` characters, or as many as the last text takes them over it."""
+    group: list[str] = []
+    num_characters = 0
+    for text in texts:
+        group.append(text)
+        num_characters += len(text)
+        if num_characters >= size:
+            yield group
+            group, num_characters = [], 0
+    if group:
+        yield group
 
 
 def _pieces(text: str) -> Iterator[str]:

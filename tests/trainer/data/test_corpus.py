@@ -14,7 +14,7 @@ from trainer.errors import ConfigError
 
 
 def texts(path: str | list[str], text_key: str = "text") -> list[str]:
-    return [document.text for document in read_documents(find_files(path), text_key)]
+    return list(read_documents(find_files(path), text_key))
 
 
 def write(file: Path, content: str | bytes) -> str:

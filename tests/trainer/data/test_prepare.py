@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -203,47 +202,61 @@ def test_a_cache_that_cannot_be_written_is_named(folder: Path):
         make(folder, cache=str(folder.parent / "file/cache"))
 
 
-SLOW_BUILD = """
+BUILD_WHEN_TOLD = """
 import sys, time
 from pathlib import Path
 from trainer.data.cache import cached_folder
-root, seconds = Path(sys.argv[1]), float(sys.argv[2])
+
+here = Path(sys.argv[1])
+
 def build(folder):
     (folder / "half").write_text("half")
-    with open(root.parent / "builds", "a") as log:
-        log.write("built\\n")
-    time.sleep(seconds)
+    with open(here / "builds", "a") as log:
+        log.write("begun\\n")
+    while not (here / "go").exists():
+        time.sleep(0.01)
     (folder / "whole").write_text("whole")
-print((cached_folder(root, "key", build) / "whole").read_text())
+
+print((cached_folder(here / "cache", "key", build, print) / "whole").read_text())
 """
 
 
-def start(root: Path, seconds: float) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", SLOW_BUILD, str(root), str(seconds)]
+def start(here: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-u", "-c", BUILD_WHEN_TOLD, str(here)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3])
 
 
-def wait_for_builds(log: Path) -> None:
-    deadline = time.monotonic() + 30
-    while not (log.exists() and log.read_text()) and time.monotonic() < deadline:
+def wait_for_build(here: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not (here / "builds").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
 
 
+def put(folder: Path, text: str) -> None:
+    (folder / "whole").write_text(text)
+
+
 def test_a_process_killed_half_way_leaves_nothing_that_is_believed(tmp_path: Path):
-    victim = start(tmp_path / "cache", 60)
-    wait_for_builds(tmp_path / "builds")
-    victim.send_signal(signal.SIGKILL)
+    victim = start(tmp_path)
+    wait_for_build(tmp_path)
+    victim.kill()
     victim.communicate()
     assert not (tmp_path / "cache/key").exists()
-    made = cached_folder(tmp_path / "cache", "key", lambda folder: (folder / "whole").write_text("mine"))
+    made = cached_folder(tmp_path / "cache", "key", lambda folder: put(folder, "mine"), print)
     assert [file.name for file in made.iterdir()] == ["whole"]
     assert sorted(file.name for file in (tmp_path / "cache").iterdir()) == ["key", "key.lock"]
 
 
-def test_two_processes_at_once_make_it_once(tmp_path: Path):
-    both = [start(tmp_path / "cache", 0.3) for _ in range(2)]
-    assert [process.communicate()[0] for process in both] == ["whole\n", "whole\n"]
-    assert (tmp_path / "builds").read_text() == "built\n"
+def test_of_two_processes_at_once_one_waits_and_says_so(tmp_path: Path):
+    first = start(tmp_path)
+    wait_for_build(tmp_path)
+    second = start(tmp_path)
+    assert second.stdout is not None
+    waiting = second.stdout.readline()
+    (tmp_path / "go").touch()
+    assert first.communicate()[0] == second.communicate()[0] == "whole\n"
+    assert waiting == f"data: waiting for the process that holds {tmp_path}/cache/key.lock\n"
+    assert (tmp_path / "builds").read_text() == "begun\n"
 
 
 def test_two_processes_are_safe_where_files_cannot_be_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -251,11 +264,11 @@ def test_two_processes_are_safe_where_files_cannot_be_locked(tmp_path: Path, mon
         raise OSError("no locks here")
 
     def build_while_another_wins(folder: Path) -> None:
-        (folder / "whole").write_text("mine")
+        put(folder, "mine")
         if not (tmp_path / "key").exists():
-            cached_folder(tmp_path, "key", lambda other: (other / "whole").write_text("theirs"))
+            cached_folder(tmp_path, "key", lambda other: put(other, "theirs"), print)
 
     monkeypatch.setattr("fcntl.flock", refuse)
-    made = cached_folder(tmp_path, "key", build_while_another_wins)
+    made = cached_folder(tmp_path, "key", build_while_another_wins, print)
     assert (made / "whole").read_text() == "theirs"
     assert not list(tmp_path.glob("*.partial"))

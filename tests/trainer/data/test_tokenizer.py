@@ -75,28 +75,30 @@ def test_settings_in_the_file_that_would_change_documents_are_switched_off(
     )
 
 
-def word_tokenizer(*tokens: str) -> tokenizers.Tokenizer:
-    return tokenizers.Tokenizer(
-        models.WordLevel({token: id for id, token in enumerate(tokens)}, unk_token="[UNK]")
-    )
+def word_tokenizer(vocab: dict[str, int], special: str) -> tokenizers.Tokenizer:
+    inner = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))
+    inner.add_special_tokens([special])
+    return inner
 
 
 @pytest.mark.parametrize("name", END_OF_DOCUMENT)
 def test_every_usual_end_of_document_is_found(name: str):
-    assert Tokenizer.wrap(word_tokenizer("[UNK]", "a", name), "it").eod == 2
+    assert Tokenizer.wrap(word_tokenizer({"[UNK]": 0, "a": 1, name: 2}, special=name), "it").eod == 2
 
 
-def test_none_of_them_is_an_error():
+def test_a_word_that_only_looks_like_one_is_text():
+    vocab = {"[UNK]": 0, "</s>": 1, "<eos>": 2}
+    assert Tokenizer.wrap(word_tokenizer(vocab, special="<eos>"), "it").eod == 2
     with pytest.raises(
-        ConfigError, match=r"it has no end-of-document token; add one of <\|endoftext\|>, </s>"
+        ConfigError, match=r"it has no end-of-document token; give it one of <\|endoftext\|>, </s>"
     ):
-        Tokenizer.wrap(word_tokenizer("[UNK]", "a"), "it")
+        Tokenizer.wrap(word_tokenizer(vocab, special="[UNK]"), "it")
 
 
 def test_ids_with_gaps_count_to_the_largest():
-    inner = tokenizers.Tokenizer(models.WordLevel({"[UNK]": 0, "</s>": 41}, unk_token="[UNK]"))
+    tokenizer = Tokenizer.wrap(word_tokenizer({"[UNK]": 0, "</s>": 41}, special="</s>"), "it")
     with pytest.raises(ConfigError, match=r"has 42 entries and model\.vocab=40; use model\.vocab=42"):
-        Tokenizer.wrap(inner, "it").check_fits(40)
+        tokenizer.check_fits(40)
 
 
 def test_sentencepiece_tokens_are_counted_in_bytes():
@@ -111,7 +113,8 @@ def test_sentencepiece_tokens_are_counted_in_bytes():
 
 
 def test_tokens_that_do_not_spell_the_text_have_no_bytes():
-    assert Tokenizer.wrap(word_tokenizer("[UNK]", "[EOS]"), "it").bytes_per_token(vocab=2) is None
+    tokenizer = Tokenizer.wrap(word_tokenizer({"[UNK]": 0, "[EOS]": 1}, special="[EOS]"), "it")
+    assert tokenizer.bytes_per_token(vocab=2) is None
 
 
 def test_unusable_files_and_sizes_are_refused(tmp_path: Path):
