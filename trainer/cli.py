@@ -1,20 +1,23 @@
 """The command line: `meshwright train configs/quickstart.yaml`.
 
-Commands import what they need when they run, so that help is instant. What a user did wrong is one message and exit
-code 2; a failure of the machine is 1, Ctrl-C is 130; `--debug` shows where it came from.
+Commands import what they need when they run, so that help is instant. What a user did wrong is one message
+and exit code 2; a failure of the machine is 1, Ctrl-C is 130; `--debug` shows where it came from.
 """
 
 from __future__ import annotations
 
 import traceback
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from trainer.cli_help import Command
 from trainer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from trainer.config import Config
 
 FAILED, WRONG_INPUT, INTERRUPTED = 1, 2, 130
 
@@ -70,11 +73,10 @@ def train(config: ConfigFile, overrides: Overrides = None) -> None:
 
     Example: meshwright train configs/quickstart.yaml train.steps=50 mesh.data=2
     """
+    loaded = _load(config, overrides)
     from trainer.trainer import Trainer
 
-    from trainer.config import Config
-
-    Trainer(Config.load(config, overrides or ())).train()
+    Trainer(loaded).train()
 
 
 @app.command(cls=Command)
@@ -123,11 +125,10 @@ def show(
 
     Example: meshwright show configs/llama3-8b.yaml mesh.tensor=4
     """
+    loaded = _load(config, overrides)
     from trainer.show import show
 
-    from trainer.config import Config
-
-    show(Config.load(config, overrides or ()), json=json)
+    show(loaded, json=json)
 
 
 @app.command(cls=Command)
@@ -144,6 +145,13 @@ def doctor() -> None:
 def main() -> None:
     """The console entry, and `python -m trainer`."""
     app(prog_name="meshwright")
+
+
+def _load(path: Path, overrides: list[str] | None) -> Config:
+    """Before anything else is imported, so that a wrong config is said at once."""
+    from trainer.config import Config
+
+    return Config.load(path, overrides or ())
 
 
 def _report(error: BaseException) -> int:

@@ -1,4 +1,4 @@
-"""How `meshwright COMMAND --help` looks: what to type, and what each word means, in plain text of 80 columns."""
+"""How `meshwright COMMAND --help` looks: what to type and what each word means, in plain text."""
 
 from __future__ import annotations
 
