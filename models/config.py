@@ -17,10 +17,10 @@ _STRICT = ConfigDict(extra="forbid")
 class RopeScaling:
     """Llama 3's frequency scaling: long wavelengths are stretched by `factor`, short ones kept."""
 
-    factor: float = Field(8.0, ge=1)
+    factor: float = Field(default=8.0, ge=1)
     low_frequency_factor: float = 1.0
     high_frequency_factor: float = 4.0
-    original_context: int = Field(8192, ge=1)
+    original_context: int = Field(default=8192, ge=1)
 
 
 @dataclass(frozen=True, kw_only=True, config=_STRICT)
@@ -28,24 +28,24 @@ class ModelConfig:
     """A decoder-only transformer. Sizes default to a model that trains in minutes on a laptop."""
 
     preset: str | None = None
-    layers: int = Field(4, ge=1)
-    hidden: int = Field(256, ge=1)
-    heads: int = Field(4, ge=1)
-    kv_heads: int | None = Field(None, ge=1)
+    layers: int = Field(default=4, ge=1)
+    hidden: int = Field(default=256, ge=1)
+    heads: int = Field(default=4, ge=1)
+    kv_heads: int | None = Field(default=None, ge=1)
     """Key and value heads (grouped-query attention); as many as `heads` unless given."""
-    head_dim: int | None = Field(None, ge=1)
+    head_dim: int | None = Field(default=None, ge=1)
     """hidden / heads unless given."""
-    ffn: int | None = Field(None, ge=1)
+    ffn: int | None = Field(default=None, ge=1)
     """Width of the MLP; 4 x hidden unless given."""
-    vocab: int = Field(8192, ge=1)
-    context: int = Field(2048, ge=1)
+    vocab: int = Field(default=8192, ge=1)
+    context: int = Field(default=2048, ge=1)
     """The longest sequence: the size of a learned position table, and the limit of generation."""
 
     positions: Literal["rope", "alibi", "learned"] = "rope"
-    rope_theta: float = Field(10_000.0, gt=0)
+    rope_theta: float = Field(default=10_000.0, gt=0)
     rope_scaling: RopeScaling | None = None
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
-    norm_epsilon: float = Field(1e-5, gt=0)
+    norm_epsilon: float = Field(default=1e-5, gt=0)
     activation: Literal["swiglu", "gelu"] = "swiglu"
     """swiglu has a gate matrix; gelu is the tanh approximation that GPT-2 and BLOOM use."""
     bias: bool = False
@@ -53,13 +53,13 @@ class ModelConfig:
     """The output matrix is the token embedding."""
     embedding_norm: bool = False
     """BLOOM normalises the embeddings before the first block."""
-    window: int | None = Field(None, ge=1)
+    window: int | None = Field(default=None, ge=1)
     """Sliding-window attention: a query sees this many keys, itself included."""
-    soft_cap: float | None = Field(None, gt=0)
+    soft_cap: float | None = Field(default=None, gt=0)
     """Attention logits become cap * tanh(logits / cap)."""
-    dropout: float = Field(0.0, ge=0, lt=1)
+    dropout: float = Field(default=0.0, ge=0, lt=1)
     """After the embedding and at the end of each attention and MLP branch; not on attention weights."""
-    init_std: float = Field(0.02, gt=0)
+    init_std: float = Field(default=0.02, gt=0)
     scan_layers: bool = True
     """One compiled block scanned over the layers; false unrolls them: faster on CPU, slower to compile."""
 

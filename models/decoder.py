@@ -41,7 +41,9 @@ class Embedding(nnx.Module):
         self.dropout = config.dropout
         self.weight = parameter((config.vocab, config.hidden), ("vocab", "embed"), Init(std=config.init_std))
         if config.positions == "learned":
-            self.positions = parameter((config.context, config.hidden), ("positions", "embed"), Init(std=config.init_std))
+            self.positions = parameter(
+                (config.context, config.hidden), ("positions", "embed"), Init(std=config.init_std)
+            )
         self.norm = Norm(config) if config.embedding_norm else None
 
     def __call__(self, tokens_BS: jax.Array, inputs: Inputs) -> jax.Array:
@@ -74,7 +76,7 @@ class Decoder:
         """Every parameter by its name, in a fixed order; those of the blocks with dim 0 = layer."""
         found = {}
         for part, (_, state) in self._parts.items():
-            for path, variable in state.flat_state():
+            for path, variable in nnx.to_flat_state(state):
                 declaration = variable.get_metadata("declaration")
                 if part == "layers":
                     shape, axes = (self.config.layers, *declaration.shape), ("layers", *declaration.axes)
@@ -82,7 +84,9 @@ class Decoder:
                 found[".".join((part, *path))] = declaration
         return found
 
-    def loss(self, leaves: Leaves, fetch: Fetch, batch: Batch, dropout_key: jax.Array | None, policy: Policy | None) -> jax.Array:
+    def loss(
+        self, leaves: Leaves, fetch: Fetch, batch: Batch, dropout_key: jax.Array | None, policy: Policy | None
+    ) -> jax.Array:
         """Σ weight x token loss over this device's batch, float32 scalar.
 
         `policy` says which of a block's activations to keep for its backward pass (None: whatever JAX keeps).
@@ -101,7 +105,13 @@ class Decoder:
         )
 
     def decode(
-        self, leaves: Leaves, fetch: Fetch, tokens_BS: jax.Array, cache: Cache, offset: jax.Array | int, last: jax.Array | int
+        self,
+        leaves: Leaves,
+        fetch: Fetch,
+        tokens_BS: jax.Array,
+        cache: Cache,
+        offset: jax.Array | int,
+        last: jax.Array | int,
     ) -> tuple[jax.Array, Cache]:
         """Tokens [B, S] at positions `offset`.. -> logits after token `last` of them [B, v] float32, and the cache.
 
@@ -131,7 +141,7 @@ class Decoder:
     def _part(self, part: str, leaves: Leaves, fetch: Fetch) -> Any:
         """The module `part`, holding the weights fetched for it."""
         graph, state = self._parts[part]
-        names = [".".join((part, *path)) for path, _ in state.flat_state()]
+        names = [".".join((part, *path)) for path, _ in nnx.to_flat_state(state)]
         weights = [fetch(name, leaves[name]) for name in names]
         return nnx.merge(graph, jax.tree.unflatten(jax.tree.structure(state), weights))
 

@@ -45,4 +45,3 @@ class Cache(NamedTuple):
         place = (0, offset, 0, 0)
         keys = jax.lax.dynamic_update_slice(self.keys, k_BSGK.astype(self.keys.dtype), place)
         return Cache(keys, jax.lax.dynamic_update_slice(self.values, v_BSGK.astype(self.values.dtype), place))
-

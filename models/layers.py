@@ -52,9 +52,7 @@ class Norm(nnx.Module):
 class Projection(nnx.Module):
     """x · weight (+ bias): contracts the last `num_in` dims of `x` with the first of the weight."""
 
-    def __init__(
-        self, config: ModelConfig, dims_in: dict[str, int], dims_out: dict[str, int], *, std: float
-    ) -> None:
+    def __init__(self, config: ModelConfig, dims_in: dict[str, int], dims_out: dict[str, int], *, std: float) -> None:
         self.num_in = len(dims_in)
         axes = tuple(dims_in) + tuple(dims_out)
         self.weight = parameter((*dims_in.values(), *dims_out.values()), axes, Init(std=std))
@@ -170,7 +168,7 @@ class Block(nnx.Module):
 
 def drop(x_BsD: jax.Array, inputs: Inputs, rate: float, place: jax.Array | int) -> jax.Array:
     """Dropout, keyed by (seed, step, place in the model, global sample, position, feature): the same on every mesh."""
-    if inputs.dropout_key is None or rate == 0:
+    if inputs.dropout_key is None or inputs.samples is None or rate == 0:
         return x_BsD
     positions = jnp.arange(x_BsD.shape[1])
     if inputs.split:

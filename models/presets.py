@@ -70,9 +70,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     | {"layers": 16, "hidden": 2048, "heads": 32, "ffn": 8192, "tied": True},
     "llama3-8b": _LLAMA3 | {"layers": 32, "hidden": 4096, "heads": 32, "ffn": 14336},
     "llama3-70b": _LLAMA3 | {"layers": 80, "hidden": 8192, "heads": 64, "ffn": 28672},
-    "llama3-405b": _LLAMA3
-    | _long_context(8.0)
-    | {"layers": 126, "hidden": 16384, "heads": 128, "ffn": 53248},
+    "llama3-405b": _LLAMA3 | _long_context(8.0) | {"layers": 126, "hidden": 16384, "heads": 128, "ffn": 53248},
 }
 
 
@@ -96,8 +94,7 @@ def num_parameters(config: ModelConfig) -> int:
     """Every trainable number of the model, a tied output matrix counted once."""
     norm = config.hidden * (2 if config.norm == "layernorm" else 1)
     block = 2 * norm + sum(
-        num_in * num_out + (num_out if config.bias else 0)
-        for num_in, num_out in linear_shapes(config).values()
+        num_in * num_out + (num_out if config.bias else 0) for num_in, num_out in linear_shapes(config).values()
     )
     embedding = config.vocab * config.hidden
     if config.positions == "learned":

@@ -170,7 +170,8 @@ def plan(
         shards = math.prod(mesh[axis] for axis in zero_axes)
         cut = [dataclasses.replace(dim, zero_axes=zero_axes, zero_shards=shards) for dim in dims]
         best = min(
-            range(stacked, len(dims)), key=lambda i: (cut[i].stored / dims[i].stored, dims[i].model_shards, -dims[i].size)
+            range(stacked, len(dims)),
+            key=lambda i: (cut[i].stored / dims[i].stored, dims[i].model_shards, -dims[i].size),
         )
         dims[best] = cut[best]
     return Layout(tuple(dims), stacked)

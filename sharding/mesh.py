@@ -27,13 +27,13 @@ UNSUPPORTED_AXES = ("pipeline", "expert", "context")  # named, but not yet broug
 class MeshConfig:
     """How many devices stand along each axis; -1 (at most once) takes whatever is left."""
 
-    pipeline: int = Field(1, ge=-1)
-    replica: int = Field(1, ge=-1)
-    data: int = Field(1, ge=-1)
-    expert: int = Field(1, ge=-1)
-    context: int = Field(1, ge=-1)
-    tensor: int = Field(1, ge=-1)
-    virtual_devices: int | None = Field(None, ge=1)
+    pipeline: int = Field(default=1, ge=-1)
+    replica: int = Field(default=1, ge=-1)
+    data: int = Field(default=1, ge=-1)
+    expert: int = Field(default=1, ge=-1)
+    context: int = Field(default=1, ge=-1)
+    tensor: int = Field(default=1, ge=-1)
+    virtual_devices: int | None = Field(default=None, ge=1)
     """Train on this many virtual CPU devices, to try a layout without the machines it is for."""
 
     def __post_init__(self) -> None:

@@ -1,16 +1,18 @@
 """Random bits that depend on what they are for, never on where they are computed.
 
 A bit is a function of the key and of its element's logical indices, so every device makes just its own share and gets
-what any other mesh would have got, padding or not. Built from `jax.random.fold_in` alone.
+what any other mesh would have got, padding or not.
 """
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+from jax.extend.random import threefry_2x32
 
 from sharding import collectives
 from sharding.layout import Dim, Layout
@@ -22,13 +24,8 @@ def normal(name: str, layout: Layout, seed: jax.Array) -> jax.Array:
     Padding is 0. Runs in a manual region over the mesh that `layout` was planned for.
     """
     key = jax.random.fold_in(jax.random.key(seed), zlib.crc32(name.encode()))
-    indices = [_logical_indices(dim) for dim in layout.dims]
-    bits = _bits(key, [index for index, _ in indices])
-    values = _bits_to_normal(bits)
-    for i, (_, valid) in enumerate(indices):
-        shape = [-1 if j == i else 1 for j in range(values.ndim)]
-        values = jnp.where(valid.reshape(shape), values, 0)
-    return values
+    bits = _bits(key, [_logical_indices(dim)[0] for dim in layout.dims], layout)
+    return jnp.where(mask(layout), _bits_to_normal(bits), 0)
 
 
 def mask(layout: Layout) -> jax.Array:
@@ -63,11 +60,21 @@ def _place(axes: Sequence[str]) -> jax.Array | int:
     return place
 
 
-def _bits(key: jax.Array, indices: Sequence[jax.Array]) -> jax.Array:
-    """32 random bits for each combination of indices: the key folded with one index per dim."""
-    if not indices:
-        return jax.random.key_data(key)[..., 0]
-    return jax.vmap(lambda index: _bits(jax.random.fold_in(key, index), indices[1:]))(indices[0])
+def _bits(key: jax.Array, indices: Sequence[jax.Array], layout: Layout) -> jax.Array:
+    """32 random bits for each combination of indices: Threefry of the counter (layer, place in the layer)."""
+    layer, dims = jnp.uint32(0), layout.dims
+    if layout.stacked:
+        layer, indices, dims = indices[0], indices[1:], dims[1:]
+    assert math.prod(dim.size for dim in dims) < 2**32, f"a layer of {layout.shape} has more entries than the counter"
+    place = jnp.uint32(0)
+    for index, dim in zip(indices, dims, strict=True):
+        place = place[..., None] * jnp.uint32(dim.size) + index.astype(jnp.uint32)
+    if layout.stacked:
+        layer = layer.reshape(-1, *[1] * len(dims))
+    counter = jnp.broadcast_arrays(layer.astype(jnp.uint32), place)
+    high, low = (jnp.broadcast_to(half, layout.shard_shape).ravel() for half in counter)
+    bits = threefry_2x32(jax.random.key_data(key), jnp.concatenate([high, low]))
+    return bits[: high.size].reshape(layout.shard_shape)
 
 
 def _bits_to_normal(bits: jax.Array) -> jax.Array:

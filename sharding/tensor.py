@@ -11,6 +11,7 @@ device's block), `G` key and value heads, `K` head dim.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -83,7 +84,7 @@ def cross_entropy(
 def _cross_entropy(
     x_TD: jax.Array, table_vD: jax.Array, targets_T: jax.Array, weights_T: jax.Array, vocab: int
 ) -> jax.Array:
-    def chunk(total: jax.Array, xs: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+    def chunk(total: jax.Array, xs: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
         x, targets, weights = xs
         return total + _chunk_loss(x, table_vD, targets, weights, vocab)[0], None
 
@@ -95,7 +96,7 @@ def _cross_entropy(
 def _cross_entropy_forward(
     x_TD: jax.Array, table_vD: jax.Array, targets_T: jax.Array, weights_T: jax.Array, vocab: int
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    def chunk(carry: tuple[jax.Array, jax.Array], xs: tuple[jax.Array, jax.Array, jax.Array]):  # type: ignore[no-untyped-def]
+    def chunk(carry: tuple[jax.Array, jax.Array], xs: tuple[jax.Array, ...]) -> tuple[Any, jax.Array]:
         total, d_table = carry
         x, targets, weights = xs
         loss, p_Tv, hit_Tv = _chunk_loss(x, table_vD, targets, weights, vocab)
@@ -151,5 +152,3 @@ def _like_loss(x_TD: jax.Array, weights_T: jax.Array) -> jax.Array:
     """A zero with the type of the loss: it varies over the batch's axes, and not over `tensor`."""
     axes = (collectives.varying_axes(x_TD) | collectives.varying_axes(weights_T)) - {AXIS}
     return collectives.varying(jnp.zeros((), jnp.float32), tuple(axes))
-
-

@@ -37,8 +37,8 @@ FETCHED = "fetched_weight"
 class ZeroConfig:
     """Which state is sharded over `data`, told as the time when weights are gathered and gradients scattered."""
 
-    stage: int = Field(1, ge=0, le=3)
-    persist_below: int = Field(0, ge=0)
+    stage: int = Field(default=1, ge=0, le=3)
+    persist_below: int = Field(default=0, ge=0)
     """Parameters with fewer elements than this (per layer, whole) stay replicated at every stage."""
 
 
@@ -97,7 +97,9 @@ def _scatter(gradient: jax.Array, layout: Layout) -> jax.Array:
 # The transpose of a bfloat16 all-gather is a bfloat16 reduce-scatter, and would add up in bfloat16: hence a gradient of
 # our own. Where the weight was gathered before (stage 2), the shard is only the place for the gradient to land.
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
-def _fetch(shard: jax.Array, gathered: jax.Array | None, layout: Layout, compute: DTypeLike, reduce: DTypeLike) -> jax.Array:
+def _fetch(
+    shard: jax.Array, gathered: jax.Array | None, layout: Layout, compute: DTypeLike, reduce: DTypeLike
+) -> jax.Array:
     return _gather(shard.astype(compute), layout) if gathered is None else gathered
 
 

@@ -36,4 +36,4 @@ def global_norm(gradients: Mapping[str, jax.Array], sharded_axes: Mapping[str, t
     for name, gradient in gradients.items():
         axes = tuple(sorted(sharded_axes[name]))
         groups[axes] = groups.get(axes, 0.0) + (gradient * gradient).sum()
-    return sum(collectives.all_sum(square, axes) for axes, square in groups.items()) ** 0.5  # type: ignore[return-value]
+    return sum(collectives.all_sum(square, axes) for axes, square in groups.items()) ** 0.5

@@ -5,6 +5,7 @@ Devices may be real, virtual or absent: nothing here allocates until `init` is c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
@@ -25,10 +26,9 @@ from trainer import loss_scale
 from trainer.config import Config
 from trainer.optimizer import make_optimizer
 from trainer.schedules import learning_rate
-from trainer.step import Arrays, Metrics, TrainState, TrainStep
+from trainer.step import Metrics, TrainState, TrainStep
 
-# XLA would rewrite what a user can read in the step: these keep the collectives as they are named.
-Specs = Any
+Tree = Any  # of PartitionSpecs or of shapes, in the form of a TrainState, Batch or Metrics
 
 
 def plan_layouts(config: Config, mesh: dict[str, int]) -> dict[str, Layout]:
@@ -61,18 +61,14 @@ class Program:
     @property
     def num_groups(self) -> int:
         """Groups of devices that take different sequences: replica x data x expert."""
-        return jax.numpy.prod(jnp.array([self.mesh.shape[axis] for axis in BATCH_AXES])).item()
+        return math.prod(self.mesh.shape[axis] for axis in BATCH_AXES)
 
     @property
     def accumulation(self) -> int:
         return self.config.batch.accumulation(self.num_groups)
 
     @cached_property
-    def batch_spec(self) -> PartitionSpec:
-        return PartitionSpec(tuple(axis for axis in BATCH_AXES if self.mesh.shape[axis] > 1) or None)
-
-    @cached_property
-    def state_specs(self) -> TrainState:
+    def state_specs(self) -> Tree:
         """One PartitionSpec for every array of the training state."""
         scalar = PartitionSpec()
         parameters = {name: layout.spec for name, layout in self.layouts.items()}
@@ -83,8 +79,8 @@ class Program:
             parameters,
             transform_non_params=lambda _: scalar,
         )
-        scale = loss_scale.LossScale(*[scalar] * len(loss_scale.LossScale._fields))
-        return TrainState(scalar, scalar, scale, parameters, moments)
+        scale = _all(loss_scale.LossScale, scalar)
+        return _tree(TrainState, scalar, scalar, scale, parameters, moments)
 
     @cached_property
     def init(self) -> Callable[[], TrainState]:
@@ -94,13 +90,14 @@ class Program:
     @cached_property
     def step(self) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
         """The train step, jitted; the state passed in is donated."""
-        metrics = Metrics(*[PartitionSpec()] * len(Metrics._fields))
+        metrics = _all(Metrics, PartitionSpec())
         specs = (self.state_specs, self.batch_specs)
         return jax.jit(self._manual(self.train_step, specs, (self.state_specs, metrics)), donate_argnums=0)
 
     @property
-    def batch_specs(self) -> Batch:
-        return Batch(*[self.batch_spec] * len(Batch._fields))
+    def batch_specs(self) -> Tree:
+        axes = tuple(axis for axis in BATCH_AXES if self.mesh.shape[axis] > 1)
+        return _all(Batch, PartitionSpec(axes or None))
 
     @property
     def train_step(self) -> TrainStep:
@@ -121,20 +118,16 @@ class Program:
             seed=config.seed,
         )
 
-    def abstract_state(self) -> TrainState:
+    def abstract_state(self) -> Tree:
         """The state's shapes, dtypes and shardings."""
         shapes = jax.eval_shape(self.init)
         return jax.tree.map(self._with_sharding, shapes, self.state_specs)
 
-    def abstract_batch(self) -> Batch:
+    def abstract_batch(self) -> Tree:
         """The global batch's shapes, dtypes and shardings."""
         sequences, tokens = self.config.batch.global_, self.config.batch.sequence
         ints = jax.ShapeDtypeStruct((sequences, tokens), jnp.int32)
-        shapes = Batch(
-            tokens=ints,
-            targets=ints,
-            segments=ints,
-            positions=ints,
+        shapes = _all(Batch, ints)._replace(
             weights=jax.ShapeDtypeStruct((sequences, tokens), jnp.float32),
             samples=jax.ShapeDtypeStruct((sequences,), jnp.int32),
         )
@@ -156,12 +149,10 @@ class Program:
         return TrainState(jnp.int32(0), jnp.int32(0), scale, parameters, optimizer)
 
     def _abstract_optimizer(self) -> Any:
-        shapes = {
-            name: jax.ShapeDtypeStruct(layout.stored_shape, jnp.float32) for name, layout in self.layouts.items()
-        }
+        shapes = {name: jax.ShapeDtypeStruct(layout.stored_shape, jnp.float32) for name, layout in self.layouts.items()}
         return jax.eval_shape(self.optimizer.init, shapes)
 
-    def _manual(self, function: Callable[..., Any], in_specs: Specs, out_specs: Specs) -> Callable[..., Any]:
+    def _manual(self, function: Callable[..., Any], in_specs: Tree, out_specs: Tree) -> Callable[..., Any]:
         return jax.shard_map(function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=True)
 
     def _with_sharding(self, x: jax.ShapeDtypeStruct, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
@@ -179,4 +170,10 @@ def _axes(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
     return (entry,) if isinstance(entry, str) else entry or ()
 
 
-__all__ = ["Arrays", "Program", "plan_layouts"]
+def _tree(kind: Any, *fields: Any) -> Tree:
+    """A named tuple whose fields hold something else than its arrays, such as their specs."""
+    return kind(*fields)
+
+
+def _all(kind: Any, value: Any) -> Tree:
+    return kind(*[value] * len(kind._fields))

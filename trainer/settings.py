@@ -18,11 +18,11 @@ _STRICT = ConfigDict(extra="forbid", populate_by_name=True)
 class BatchConfig:
     """Sequences: `global` = `micro` x accumulation x (replica x data x expert); accumulation is derived."""
 
-    global_: int = Field(32, ge=1, alias="global")
+    global_: int = Field(default=32, ge=1, alias="global")
     """Sequences per optimizer step, over the whole mesh."""
-    micro: int | None = Field(None, ge=1)
+    micro: int | None = Field(default=None, ge=1)
     """Sequences per device at a time; unless given, all of the device's share at once."""
-    sequence: int = Field(256, ge=2)
+    sequence: int = Field(default=256, ge=2)
     """Tokens per sequence."""
 
     def accumulation(self, num_groups: int) -> int:
@@ -49,13 +49,13 @@ class LossScaleConfig:
     """Dynamic loss scaling for float16. `rule` chooses whose exact algorithm: DeepSpeed's or Megatron's."""
 
     rule: Literal["deepspeed", "megatron"] = "deepspeed"
-    initial_power: int = Field(16, ge=0, le=32)
+    initial_power: int = Field(default=16, ge=0, le=32)
     """The first scale is 2 to this power."""
-    window: int = Field(1000, ge=1)
-    hysteresis: int = Field(2, ge=1)
+    window: int = Field(default=1000, ge=1)
+    hysteresis: int = Field(default=2, ge=1)
     consecutive_hysteresis: bool = False
     """DeepSpeed's rule only: every clean step refills the hysteresis."""
-    minimum: float = Field(1.0, gt=0)
+    minimum: float = Field(default=1.0, gt=0)
 
 
 @dataclass(frozen=True, kw_only=True, config=_STRICT)
@@ -80,21 +80,21 @@ class OptimizerConfig:
     """The update rule and its learning-rate schedule, a pure function of the step."""
 
     name: Literal["adamw", "sgd", "lion"] = "adamw"
-    learning_rate: float = Field(3e-4, ge=0)
+    learning_rate: float = Field(default=3e-4, ge=0)
     schedule: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
-    warmup_steps: int = Field(0, ge=0)
-    decay_steps: int | None = Field(None, ge=1)
+    warmup_steps: int = Field(default=0, ge=0)
+    decay_steps: int | None = Field(default=None, ge=1)
     """Steps from the start to the end of the decay (wsd: the length of the decay); unless given, train.steps
     (wsd: a tenth of it)."""
-    min_ratio: float = Field(0.1, ge=0, le=1)
+    min_ratio: float = Field(default=0.1, ge=0, le=1)
     """The last learning rate, as a part of `learning_rate`."""
-    beta1: float = Field(0.9, ge=0, lt=1)
+    beta1: float = Field(default=0.9, ge=0, lt=1)
     """adamw and lion; the momentum of sgd."""
-    beta2: float = Field(0.95, ge=0, lt=1)
-    epsilon: float = Field(1e-8, gt=0)
-    weight_decay: float = Field(0.1, ge=0)
+    beta2: float = Field(default=0.95, ge=0, lt=1)
+    epsilon: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.1, ge=0)
     """Decoupled; never on norms and biases."""
-    clip: float | None = Field(1.0, gt=0)
+    clip: float | None = Field(default=1.0, gt=0)
     """The largest global gradient norm; null switches clipping off."""
 
 
@@ -102,26 +102,26 @@ class OptimizerConfig:
 class ProfileConfig:
     """A trace for XProf of `steps` steps from step `start` on."""
 
-    start: int = Field(10, ge=0)
-    steps: int = Field(3, ge=1)
+    start: int = Field(default=10, ge=0)
+    steps: int = Field(default=3, ge=1)
 
 
 @dataclass(frozen=True, kw_only=True, config=_STRICT)
 class TrainConfig:
-    steps: int = Field(1000, ge=0)
-    log_every: int = Field(10, ge=1)
-    eval_every: int | None = Field(None, ge=1)
-    eval_batches: int = Field(8, ge=1)
+    steps: int = Field(default=1000, ge=0)
+    log_every: int = Field(default=10, ge=1)
+    eval_every: int | None = Field(default=None, ge=1)
+    eval_batches: int = Field(default=8, ge=1)
     """Global batches of held-out text per evaluation."""
-    checkpoint_every: int | None = Field(None, ge=1)
+    checkpoint_every: int | None = Field(default=None, ge=1)
     """A last checkpoint is always written when training ends or is stopped."""
-    keep_checkpoints: int = Field(2, ge=1)
+    keep_checkpoints: int = Field(default=2, ge=1)
     profile: ProfileConfig | None = None
 
 
 @dataclass(frozen=True, kw_only=True, config=_STRICT)
 class RunConfig:
-    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     dir: str | None = None
     """The run's folder; runs/NAME unless given."""
     compile_cache: str | None = "~/.cache/meshwright/xla"
