@@ -94,7 +94,7 @@ class Tokenizer:
         trainer = trainers.BpeTrainer(
             vocab_size=vocab,
             special_tokens=[END_OF_DOCUMENT[0]],
-            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         )
         inner.train_from_iterator(texts, trainer)
