@@ -136,19 +136,15 @@ def _record_text(source: str, line: bytes, text_key: str) -> str:
     except ValueError as error:
         raise ConfigError(f"data.path: {source} is not JSON ({error}); mend or remove the line") from error
     if not isinstance(record, dict):
-        raise ConfigError(
-            f"data.path: {source} is a {type(record).__name__}; each line must be an object with text"
-        )
+        raise ConfigError(f"data.path: {source} is a {type(record).__name__}; each line must be an object with text")
     if text_key not in record:
         raise ConfigError(
-            f"data.path: {source} has no field {text_key!r}, only {sorted(record)}; "
-            f"{_nearest_key(text_key, record)}"
+            f"data.path: {source} has no field {text_key!r}, only {sorted(record)}; {_nearest_key(text_key, record)}"
         )
     text = record[text_key]
     if not isinstance(text, str):
         raise ConfigError(
-            f"data.path: {source} has a {type(text).__name__} in {text_key!r}; set data.text_key to a "
-            "field of text"
+            f"data.path: {source} has a {type(text).__name__} in {text_key!r}; set data.text_key to a field of text"
         )
     return _encodable(source, text)
 
@@ -175,11 +171,7 @@ def _nearest_in_folder(path: Path) -> str:
     if not folder.is_dir():
         return f"nor does its folder {folder} (the working folder is {Path.cwd()})"
     near = difflib.get_close_matches(path.name, os.listdir(folder), n=1)
-    return (
-        f"the nearest is {folder / near[0]}"
-        if near
-        else f"name a file, a folder or a glob, or write {STDLIB}"
-    )
+    return f"the nearest is {folder / near[0]}" if near else f"name a file, a folder or a glob, or write {STDLIB}"
 
 
 def _open(file: Path) -> Any:

@@ -51,14 +51,10 @@ def find_pair(path: str | list[str]) -> Path | None:
     if not prefixes:
         return None
     if len(names) > 1:
-        raise ConfigError(
-            f"data.path: the pair {prefixes[0]}.bin/.idx trains alone; name it and nothing else"
-        )
+        raise ConfigError(f"data.path: the pair {prefixes[0]}.bin/.idx trains alone; name it and nothing else")
     for file in (bin_file(prefixes[0]), idx_file(prefixes[0])):
         if not file.is_file():
-            raise ConfigError(
-                f"data.path: {file} does not exist; a Megatron data set is a .bin and an .idx file"
-            )
+            raise ConfigError(f"data.path: {file} does not exist; a Megatron data set is a .bin and an .idx file")
     return prefixes[0]
 
 
@@ -124,9 +120,7 @@ class IndexedWriter:
     def add(self, tokens: np.ndarray) -> None:
         """One document: int [length], the end-of-document token already appended."""
         if len(tokens) >= 2**31:
-            raise ConfigError(
-                f"a document of {len(tokens):,} tokens is past the format's limit of 2**31 - 1; split it"
-            )
+            raise ConfigError(f"a document of {len(tokens):,} tokens is past the format's limit of 2**31 - 1; split it")
         self._bin.write(np.ascontiguousarray(tokens, dtype=self._dtype).data)
         self._lengths.append(len(tokens))
 
@@ -170,12 +164,7 @@ def _read_index(file: Path) -> tuple[np.dtype, np.ndarray, np.ndarray, np.ndarra
     lengths = np.frombuffer(index, "<i4", num_sequences, _HEADER.size)
     offsets = np.frombuffer(index, "<i8", num_sequences, _HEADER.size + 4 * num_sequences)
     documents = np.frombuffer(index, "<i8", num_borders, _HEADER.size + 12 * num_sequences)
-    if (
-        num_borders < 2
-        or documents[0] != 0
-        or documents[-1] != num_sequences
-        or (np.diff(documents) < 0).any()
-    ):
+    if num_borders < 2 or documents[0] != 0 or documents[-1] != num_sequences or (np.diff(documents) < 0).any():
         raise ConfigError(f"{file}: its document borders do not rise from 0 to {num_sequences}; {_REMEDY}")
     return dtype, lengths, offsets, documents
 
@@ -197,9 +186,7 @@ def _check_size(prefix: Path, lengths: np.ndarray, offsets: np.ndarray, dtype: n
     ends = offsets + lengths.astype(np.int64) * dtype.itemsize
     expected, found = int(ends.max(initial=0)), bin_file(prefix).stat().st_size
     if expected != found:
-        raise ConfigError(
-            f"{idx_file(prefix)} says {expected} bytes, {bin_file(prefix)} has {found}; {_REMEDY}"
-        )
+        raise ConfigError(f"{idx_file(prefix)} says {expected} bytes, {bin_file(prefix)} has {found}; {_REMEDY}")
     if not expected:
         raise ConfigError(f"{bin_file(prefix)} holds no tokens; {_REMEDY}")
     if lengths.min() < 0 or offsets.min() < 0 or (offsets % dtype.itemsize).any():

@@ -80,9 +80,7 @@ class Corpus:
         """
         if self.tokenizer is None:
             raise ConfigError("without a tokenizer the held-out tokens are not text; give data.tokenizer")
-        text = "".join(
-            self.tokenizer.decode(self.indexed.document(index)) for index in self.heldout_documents
-        )
+        text = "".join(self.tokenizer.decode(self.indexed.document(index)) for index in self.heldout_documents)
         if not text:
             raise ConfigError("no text is held out; raise data.holdout, or give data.path more documents")
         return text.encode()
@@ -160,9 +158,7 @@ def _corpus(
     indexed: IndexedDataset, tokenizer: Tokenizer | None, facts: Facts, config: DataConfig, vocab: int
 ) -> Corpus:
     if facts.smallest < 0:
-        raise ConfigError(
-            f"data.path: there are negative token ids (down to {facts.smallest}); make the pair anew"
-        )
+        raise ConfigError(f"data.path: there are negative token ids (down to {facts.smallest}); make the pair anew")
     if facts.largest >= vocab:
         raise ConfigError(
             f"data.path: token ids go up to {facts.largest} and model.vocab={vocab}; use model.vocab="

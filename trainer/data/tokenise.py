@@ -49,9 +49,7 @@ def train_tokenizer(documents: Iterable[str], vocab: int, holdout: float) -> Tok
     return Tokenizer.train(texts[: count_train(num_documents, holdout)], vocab)
 
 
-def write_tokens(
-    prefix: Path, files: Sequence[Path], text_key: str, tokenizer: Tokenizer, vocab: int
-) -> None:
+def write_tokens(prefix: Path, files: Sequence[Path], text_key: str, tokenizer: Tokenizer, vocab: int) -> None:
     """Writes the pair `prefix`: every document with its end-of-document token, in order of their hashes."""
     arrived = prefix.with_name("arrived")
     dtype = token_dtype(vocab)

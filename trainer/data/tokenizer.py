@@ -68,9 +68,7 @@ class Tokenizer:
     def load(cls, file: Path) -> Tokenizer:
         """A tokenizer.json, as `tokenizers` and Hugging Face models have it."""
         if not file.is_file():
-            raise ConfigError(
-                f"data.tokenizer: {file} does not exist; name a tokenizer.json, or leave the key out"
-            )
+            raise ConfigError(f"data.tokenizer: {file} does not exist; name a tokenizer.json, or leave the key out")
         try:
             inner = tokenizers.Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises nothing narrower
@@ -85,8 +83,7 @@ class Tokenizer:
         """
         if vocab < SMALLEST_VOCAB:
             raise ConfigError(
-                f"model.vocab={vocab} is too small for a byte-level tokenizer; use "
-                f"model.vocab={SMALLEST_VOCAB} or more"
+                f"model.vocab={vocab} is too small for a byte-level tokenizer; use model.vocab={SMALLEST_VOCAB} or more"
             )
         inner = tokenizers.Tokenizer(models.BPE())
         inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -63,9 +63,7 @@ def test_samples_past_32_bits_do_not_repeat_the_data():
     late = batches.batch(2**32)
     assert late["sample"].tolist() == list(range(8))
     assert late["tokens"].tolist() != batches.batch(0)["tokens"].tolist()
-    np.testing.assert_array_equal(
-        batches.batch(np.int32(2**31 - 1))["tokens"], batches.batch(2**31 - 1)["tokens"]
-    )
+    np.testing.assert_array_equal(batches.batch(np.int32(2**31 - 1))["tokens"], batches.batch(2**31 - 1)["tokens"])
 
 
 def test_held_out_windows_come_once_in_order_and_the_rest_is_padding():

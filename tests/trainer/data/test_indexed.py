@@ -19,11 +19,7 @@ def golden(dtype: str = "H", code: int = 8) -> tuple[bytes, bytes]:
     size = struct.calcsize(f"<{dtype}")
     tokens = struct.pack(f"<8{dtype}", 7, 8, 9, 0, 0, 65_499, 1, 0)
     index = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, code, 3, 4)
-    index += (
-        struct.pack("<3i", 4, 1, 3)
-        + struct.pack("<3q", 0, 4 * size, 5 * size)
-        + struct.pack("<4q", 0, 1, 2, 3)
-    )
+    index += struct.pack("<3i", 4, 1, 3) + struct.pack("<3q", 0, 4 * size, 5 * size) + struct.pack("<4q", 0, 1, 2, 3)
     return tokens, index
 
 
@@ -107,7 +103,5 @@ def test_a_pair_is_named_by_prefix_or_by_either_file(tmp_path: Path):
     with pytest.raises(ConfigError, match="trains alone"):
         find_pair([str(prefix), "stdlib"])
     (tmp_path / "corpus.v1.bin").unlink()
-    with pytest.raises(
-        ConfigError, match=r"corpus\.v1\.bin does not exist; a Megatron data set is a \.bin and an"
-    ):
+    with pytest.raises(ConfigError, match=r"corpus\.v1\.bin does not exist; a Megatron data set is a \.bin and an"):
         find_pair(str(prefix))

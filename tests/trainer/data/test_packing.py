@@ -45,9 +45,7 @@ def test_windows_by_hand():
     }
 
 
-documents_of_numbered_tokens = st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(
-    lambda x: sum(x) >= 2
-)
+documents_of_numbered_tokens = st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(lambda x: sum(x) >= 2)
 
 
 @given(lengths=documents_of_numbered_tokens, sequence=st.integers(1, 20))
@@ -83,9 +81,7 @@ def test_a_range_of_documents_never_shows_another():
 
 
 def test_too_little_text_is_refused():
-    with pytest.raises(
-        ConfigError, match=r"documents 0 to 1 of 1 hold 1 tokens, and 2 make the shortest sample"
-    ):
+    with pytest.raises(ConfigError, match=r"documents 0 to 1 of 1 hold 1 tokens, and 2 make the shortest sample"):
         packed([[1]], sequence=4)
     with pytest.raises(ConfigError, match="hold 0 tokens"):
         PackedSequences(in_memory([[1, 2]]), range(1, 1), sequence=4)

@@ -46,9 +46,7 @@ def test_an_end_of_document_that_stands_in_the_text_is_text(trained: Tokenizer):
     assert trained.eod not in trained.encode("a <|endoftext|> b")
 
 
-def test_a_text_too_long_to_encode_at_once_is_cut_at_lines(
-    trained: Tokenizer, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_text_too_long_to_encode_at_once_is_cut_at_lines(trained: Tokenizer, monkeypatch: pytest.MonkeyPatch):
     text = "first line\nsecond line\n" + "x" * 50 + "\nlast\n"
     whole = trained.encode(text)
     monkeypatch.setattr(module, "_PIECE", 16)
@@ -63,9 +61,7 @@ def test_it_loads_as_it_was_saved(trained: Tokenizer, tmp_path: Path):
     np.testing.assert_array_equal(loaded.encode(TEXTS[1]), trained.encode(TEXTS[1]))
 
 
-def test_settings_in_the_file_that_would_change_documents_are_switched_off(
-    trained: Tokenizer, tmp_path: Path
-):
+def test_settings_in_the_file_that_would_change_documents_are_switched_off(trained: Tokenizer, tmp_path: Path):
     inner = tokenizers.Tokenizer.from_str(trained.inner.to_str())
     inner.enable_truncation(2)
     inner.enable_padding(length=64)
@@ -89,9 +85,7 @@ def test_every_usual_end_of_document_is_found(name: str):
 def test_a_word_that_only_looks_like_one_is_text():
     vocab = {"[UNK]": 0, "</s>": 1, "<eos>": 2}
     assert Tokenizer.wrap(word_tokenizer(vocab, special="<eos>"), "it").eod == 2
-    with pytest.raises(
-        ConfigError, match=r"it has no end-of-document token; give it one of <\|endoftext\|>, </s>"
-    ):
+    with pytest.raises(ConfigError, match=r"it has no end-of-document token; give it one of <\|endoftext\|>, </s>"):
         Tokenizer.wrap(word_tokenizer(vocab, special="[UNK]"), "it")
 
 
