@@ -155,8 +155,9 @@ class Decoder:
         stack = {name: leaf for name, leaf in leaves.items() if name.startswith(STACK)}
         if self.config.scan_layers:
             return jax.lax.scan(block, x, (jnp.arange(self.config.layers), stack))[0]
-        for index in range(self.config.layers):
-            x, _ = block(x, (index, {name: leaf[index] for name, leaf in stack.items()}))
+        leaves, tree = jax.tree.flatten(stack)
+        for index, layer in enumerate(zip(*map(_unstack, leaves), strict=True)):
+            x, _ = block(x, (index, jax.tree.unflatten(tree, layer)))
         return x
 
     def _output_table(self, head: Head, leaves: Leaves, fetch: Fetch) -> jax.Array:
@@ -175,3 +176,12 @@ class Decoder:
 
     def _rope(self, positions_BS: jax.Array) -> tuple[jax.Array, jax.Array] | None:
         return rope.angles(self.config, positions_BS) if self.config.positions == "rope" else None
+
+
+@jax.custom_vjp
+def _unstack(x: jax.Array) -> tuple[jax.Array, ...]:
+    """One array a layer. The gradient stacks them; that of plain slices would add up L arrays padded with zeros."""
+    return tuple(x)
+
+
+_unstack.defvjp(lambda x: (tuple(x), None), lambda _, gradients: (jnp.stack(gradients),))

@@ -16,7 +16,7 @@ class Batch(NamedTuple):
     segments: jax.Array  # int32
     positions: jax.Array  # int32: within the document
     weights: jax.Array  # float32: 1 where the target counts
-    samples: jax.Array  # int32 [B]: place in the global order of samples; keys dropout
+    samples: jax.Array  # uint32 [B]: place in the global order of samples; keys dropout
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Inputs:
     segments: jax.Array | None = None  # [B, S] int32
     rope: tuple[jax.Array, jax.Array] | None = None  # cosines and sines, [B, S, K/2] float32
     dropout_key: jax.Array | None = None
-    samples: jax.Array | None = None  # [B] int32
+    samples: jax.Array | None = None  # [B] uint32
     offset: jax.Array | int = 0
     """While decoding: where in the cache the first of these tokens stands."""
 

@@ -85,14 +85,20 @@ class Program:
     @cached_property
     def init(self) -> Callable[[], TrainState]:
         """Makes the initial state on the devices, each making only its shard."""
-        return jax.jit(self._manual(self._init_local, (), self.state_specs))
+        return jax.jit(self.manual(self._init_local, (), self.state_specs))
 
     @cached_property
     def step(self) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
         """The train step, jitted; the state passed in is donated."""
         metrics = _all(Metrics, PartitionSpec())
         specs = (self.state_specs, self.batch_specs)
-        return jax.jit(self._manual(self.train_step, specs, (self.state_specs, metrics)), donate_argnums=0)
+        return jax.jit(self.manual(self.train_step, specs, (self.state_specs, metrics)), donate_argnums=0)
+
+    @cached_property
+    def evaluate(self) -> Callable[[dict[str, jax.Array], Batch], tuple[jax.Array, jax.Array]]:
+        """(parameters, batch) -> (Σ token loss, Σ counted tokens), jitted."""
+        specs = (self.state_specs.parameters, self.batch_specs)
+        return jax.jit(self.manual(self.train_step.evaluate, specs, (PartitionSpec(), PartitionSpec())))
 
     @property
     def batch_specs(self) -> Tree:
@@ -129,9 +135,13 @@ class Program:
         ints = jax.ShapeDtypeStruct((sequences, tokens), jnp.int32)
         shapes = _all(Batch, ints)._replace(
             weights=jax.ShapeDtypeStruct((sequences, tokens), jnp.float32),
-            samples=jax.ShapeDtypeStruct((sequences,), jnp.int32),
+            samples=jax.ShapeDtypeStruct((sequences,), jnp.uint32),
         )
         return jax.tree.map(self._with_sharding, shapes, self.batch_specs)
+
+    def manual(self, function: Callable[..., Any], in_specs: Tree, out_specs: Tree) -> Callable[..., Any]:
+        """`function` of one device's blocks, over the mesh."""
+        return jax.shard_map(function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=True)
 
     def _init_local(self) -> TrainState:
         parameters = {
@@ -151,9 +161,6 @@ class Program:
     def _abstract_optimizer(self) -> Any:
         shapes = {name: jax.ShapeDtypeStruct(layout.stored_shape, jnp.float32) for name, layout in self.layouts.items()}
         return jax.eval_shape(self.optimizer.init, shapes)
-
-    def _manual(self, function: Callable[..., Any], in_specs: Tree, out_specs: Tree) -> Callable[..., Any]:
-        return jax.shard_map(function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=True)
 
     def _with_sharding(self, x: jax.ShapeDtypeStruct, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(self.mesh, spec))

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from models.decoder import STACK, Decoder, Policy
+from models.decoder import Decoder, Policy
 from models.inputs import Batch
 from sharding import collectives
 from sharding.layout import Layout
@@ -92,15 +92,37 @@ class TrainStep:
         )
         return new, Metrics(loss, norm, rate, tokens, state.loss_scale.scale, new.skipped, scale.exhausted)
 
-    def _loss_and_gradients(self, masters: Arrays, batch: Batch, key: jax.Array) -> tuple[jax.Array, dict[str, Any]]:
-        """This device's share of the loss, and of each gradient: float32, summed over its micro-batches."""
-        before = {name: self.zero.before(master, self.layouts[name]) for name, master in masters.items()}
-        learned = {name: self._per_layer(name, leaf) for name, (leaf, _) in before.items()}
-        gathered = {name: self._per_layer(name, whole) for name, (_, whole) in before.items()}
+    def evaluate(self, parameters: Arrays, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        """(Σ weight x token loss, Σ weight) over the global batch: the training model's forward pass, no dropout."""
+        leaves = self.open(parameters)
+        losses = jax.lax.map(
+            lambda micro: self.model.loss(leaves, self.fetch, micro, None, None), self._micro_batches(batch)
+        )
+        sums = jnp.stack([jnp.sum(losses), jnp.sum(batch.weights)])
+        loss, tokens = collectives.all_sum(sums, BATCH_AXES)
+        return loss, tokens
 
-        def micro_loss(learned: dict[str, Any], batch: Batch) -> jax.Array:
-            leaves = {name: _pair(learned[name], gathered[name]) for name in learned}
-            return self.model.loss(leaves, self._fetch, batch, key, self.policy)
+    def open(self, parameters: Arrays) -> dict[str, tuple[jax.Array, jax.Array | None]]:
+        """The weights as `fetch` takes them: (what is learned, what was gathered of it already)."""
+        return {name: self.zero.before(master, self.layouts[name]) for name, master in parameters.items()}
+
+    def fetch(self, name: str, leaf: tuple[jax.Array, jax.Array | None]) -> jax.Array:
+        """One weight as a layer uses it."""
+        layout = self.layouts[name]
+        return self.zero.fetch(*leaf, layout.layer if layout.stacked else layout)
+
+    def _micro_batches(self, batch: Batch) -> Batch:
+        """[B, ...] -> [accumulation, micro, ...]"""
+        return jax.tree.map(lambda x: x.reshape(-1, self.micro_batch, *x.shape[1:]), batch)
+
+    def _loss_and_gradients(self, masters: Arrays, batch: Batch, key: jax.Array) -> tuple[jax.Array, Arrays]:
+        """This device's share of the loss, and of each gradient: float32, summed over its micro-batches."""
+        opened = self.open(masters)
+        learned = {name: leaf for name, (leaf, _) in opened.items()}
+
+        def micro_loss(learned: Arrays, batch: Batch) -> jax.Array:
+            leaves = {name: (leaf, opened[name][1]) for name, leaf in learned.items()}
+            return self.model.loss(leaves, self.fetch, batch, key, self.policy)
 
         def accumulate(total: Any, micro: Batch) -> tuple[Any, None]:
             one = jax.value_and_grad(micro_loss)(learned, micro)
@@ -110,26 +132,12 @@ class TrainStep:
         if size == self.micro_batch:
             loss, gradients = jax.value_and_grad(micro_loss)(learned, batch)
         else:
-            micros = jax.tree.map(lambda x: x.reshape(-1, self.micro_batch, *x.shape[1:]), batch)
             zeros = jax.tree.map(
                 lambda x: collectives.varying(jnp.zeros(x.shape, jnp.float32), tuple(collectives.varying_axes(x))),
                 (batch.weights[0, 0], learned),
             )
-            (loss, gradients), _ = jax.lax.scan(accumulate, zeros, micros)
-        return loss, {name: self._stacked(name, leaf).astype(jnp.float32) for name, leaf in gradients.items()}
-
-    def _fetch(self, name: str, leaf: tuple[jax.Array, jax.Array | None]) -> jax.Array:
-        layout = self.layouts[name]
-        return self.zero.fetch(*leaf, layout.layer if layout.stacked else layout)
-
-    def _per_layer(self, name: str, leaf: jax.Array | None) -> Any:
-        """A stacked leaf as one array a layer where layers are unrolled: the gradient of a slice is a padded copy."""
-        if leaf is None or not name.startswith(STACK) or self.model.config.scan_layers:
-            return leaf
-        return tuple(leaf)
-
-    def _stacked(self, name: str, leaf: Any) -> jax.Array:
-        return jnp.stack(leaf) if isinstance(leaf, tuple) else leaf
+            (loss, gradients), _ = jax.lax.scan(accumulate, zeros, self._micro_batches(batch))
+        return loss, {name: gradient.astype(jnp.float32) for name, gradient in gradients.items()}
 
     def _update(self, state: TrainState, gradients: Arrays, norm: jax.Array, rate: jax.Array) -> tuple[Arrays, Any]:
         if self.clip is not None:
@@ -137,13 +145,6 @@ class TrainStep:
             gradients = {name: gradient * factor for name, gradient in gradients.items()}
         updates, optimizer = self.optimizer.update(gradients, state.optimizer, state.parameters)
         return {name: state.parameters[name] - rate * updates[name] for name in updates}, optimizer
-
-
-def _pair(learned: Any, gathered: Any) -> Any:
-    """One leaf as `Zero.fetch` takes it; a tuple of them where there is one array a layer."""
-    if isinstance(learned, tuple):
-        return tuple((leaf, None if gathered is None else gathered[i]) for i, leaf in enumerate(learned))
-    return learned, gathered
 
 
 def _choose(new_is_good: jax.Array, new: Any, old: Any) -> Any:

@@ -1,0 +1,73 @@
+"""Which devices a run uses, and how host rows become global arrays on them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from models.inputs import Batch
+from sharding.mesh import MeshConfig, make_mesh
+from trainer.errors import ConfigError
+
+Rows = Callable[[int, int], dict[str, np.ndarray]]
+
+
+def find_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None) -> Mesh:
+    """The mesh over `devices`, or over all that JAX finds; virtual ones are made where the config asks for them."""
+    if devices is None:
+        if config.virtual_devices is not None:
+            _make_virtual(config.virtual_devices)
+        devices = jax.devices()
+        if config.virtual_devices is not None:
+            devices = devices[: config.virtual_devices]
+    try:
+        return make_mesh(config, devices)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def use_compile_cache(folder: str | None) -> None:
+    """Keeps XLA's programs in `folder` between runs, unless the environment already names one."""
+    if folder is not None and not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        jax.config.update("jax_compilation_cache_dir", str(Path(folder).expanduser()))
+
+
+def put_batch(mesh: Mesh, specs: Batch, size: int, rows: Rows) -> Batch:
+    """A global batch of `size` sequences; each process reads only the rows that its devices hold.
+
+    `rows(low, high)` gives them as numpy arrays by the names of Batch.
+    """
+    spec: PartitionSpec = specs.tokens  # type: ignore[assignment]
+    sharding = NamedSharding(mesh, spec)
+    slices = [index[0].indices(size)[:2] for index in sharding.addressable_devices_indices_map((size,)).values()]
+    low, high = min(begin for begin, _ in slices), max(end for _, end in slices)
+    host = rows(low, high)
+
+    def put(name: str) -> jax.Array:
+        array = host[name]
+
+        def shard(index: tuple[slice, ...]) -> np.ndarray:
+            begin, end, _ = index[0].indices(size)
+            return array[begin - low : end - low]
+
+        return jax.make_array_from_callback((size, *array.shape[1:]), sharding, shard)
+
+    return Batch(*(put(name) for name in Batch._fields))
+
+
+def _make_virtual(count: int) -> None:
+    """`count` virtual CPU devices, where JAX has not started yet; otherwise there must be enough already."""
+    try:
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", count)
+    except RuntimeError:  # JAX is running: what there is, is all there will be
+        if len(jax.devices()) < count:
+            raise ConfigError(
+                f"mesh.virtual_devices={count}, but JAX has already started with {len(jax.devices())}; make the Trainer "
+                f"before anything else uses JAX, or set jax.config.update('jax_num_cpu_devices', {count}) first"
+            ) from None

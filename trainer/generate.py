@@ -1,0 +1,82 @@
+"""Text from a trained model: one compiled program, whatever the length of the prompt or of what follows.
+
+The prompt, padded to the model's context, goes through the blocks at once and fills a cache of keys and values; then one
+token at a time. The blocks are the training model's own, on the training mesh; decoding keeps the sequence whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from models.inputs import Cache
+from sharding import collectives, tensor
+from sharding.mesh import AXES
+from trainer.program import Program
+from trainer.step import Arrays
+
+
+class Sampling(NamedTuple):
+    """How the next token is chosen; arrays, so that changing them compiles nothing."""
+
+    temperature: jax.Array  # float32; 0: the likeliest
+    top_k: jax.Array  # int32: among that many likeliest
+    seed: jax.Array  # uint32
+    end: jax.Array  # int32: stop after this token; -1: never
+
+
+def generator(program: Program) -> Callable[..., tuple[jax.Array, jax.Array]]:
+    """(parameters, tokens [1, context], prompt length, last length, Sampling) -> (tokens, length), jitted."""
+
+    def generate(
+        parameters: Arrays, tokens: jax.Array, length: jax.Array, last: jax.Array, sampling: Sampling
+    ) -> tuple[jax.Array, jax.Array]:
+        step = program.train_step
+        leaves = step.open(parameters)
+        config = program.config.model
+        kv_heads = program.layouts["layers.attention.key.weight"].block_shape[2]
+        if kv_heads == config.num_kv_heads:  # with fewer KV heads than devices, each device uses one of them
+            queries = program.layouts["layers.attention.query.weight"].block_shape[2]
+            kv_heads = max(1, queries * kv_heads // config.heads)
+        shape = (config.layers, *tokens.shape, kv_heads, config.dim_per_head)
+        empty = collectives.varying(jnp.zeros(shape, step.zero.compute), AXES)
+
+        def decode(
+            tokens: jax.Array, cache: Cache, offset: jax.Array | int, at: jax.Array | int
+        ) -> tuple[jax.Array, Cache]:
+            logits, cache = program.model.decode(leaves, step.fetch, tokens, cache, offset, at)
+            return collectives.gather(logits, [tensor.AXIS], 1)[:, : config.vocab], cache
+
+        def more(carry: tuple[jax.Array, ...]) -> jax.Array:
+            tokens, at, _, _ = carry
+            return (at < last) & (tokens[0, at - 1] != sampling.end)
+
+        def append(carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+            tokens, at, logits, cache = carry
+            token = collectives.all_max(_sample(logits, at, sampling), AXES)
+            tokens = jax.lax.dynamic_update_slice(tokens, token[:, None], (0, at))
+            logits, cache = decode(token[:, None], cache, at, 0)
+            return tokens, at + 1, collectives.varying(logits, AXES), cache
+
+        logits, cache = decode(tokens, Cache(empty, empty), 0, length - 1)
+        start = (tokens, length, collectives.varying(logits, AXES), cache)
+        tokens, length, _, _ = jax.lax.while_loop(more, append, start)
+        return tokens, length
+
+    scalar = PartitionSpec()
+    specs = (program.state_specs.parameters, scalar, scalar, scalar, Sampling(*[scalar] * 4))
+    return jax.jit(program.manual(generate, specs, (scalar, scalar)))
+
+
+def _sample(logits_BV: jax.Array, at: jax.Array, sampling: Sampling) -> jax.Array:
+    """The token at place `at`, int32 [B]: a function of (seed, place, logits), whatever the mesh."""
+    ranked = jnp.sort(logits_BV, axis=-1)
+    vocab = logits_BV.shape[-1]
+    least = jnp.take(ranked, vocab - jnp.clip(sampling.top_k, 1, vocab), axis=-1)[:, None]
+    key = jax.random.fold_in(jax.random.key(sampling.seed), at)
+    noise = jax.random.gumbel(key, logits_BV.shape) * sampling.temperature
+    return jnp.argmax(jnp.where(logits_BV >= least, logits_BV, -jnp.inf) + noise, axis=-1).astype(jnp.int32)
