@@ -50,9 +50,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-ConfigFile = Annotated[
-    Path, typer.Argument(metavar="CONFIG", help="A YAML config, such as configs/quickstart.yaml.")
-]
+ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML config, such as configs/quickstart.yaml.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, such as runs/quickstart.")]
 Overrides = Annotated[
     list[str] | None,
@@ -71,7 +69,7 @@ def meshwright(
 def train(config: ConfigFile, overrides: Overrides = None) -> None:
     """Train a model, or go on with a run that was stopped.
 
-    Example: meshwright train configs/quickstart.yaml train.steps=50 mesh.data=2
+    Example: meshwright train configs/quickstart.yaml train.steps=50 zero.stage=3
     """
     loaded = _load(config, overrides)
     from trainer.trainer import Trainer
@@ -84,12 +82,8 @@ def generate(
     run: RunFolder,
     prompt: Annotated[str, typer.Option(metavar="TEXT", help="The text to go on from.")],
     max_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Stop after this many tokens.")] = 100,
-    temperature: Annotated[
-        float, typer.Option(metavar="T", min=0, help="0 takes the likeliest token.")
-    ] = 1.0,
-    top_k: Annotated[
-        int | None, typer.Option(metavar="K", min=1, help="Choose among the K likeliest.")
-    ] = None,
+    temperature: Annotated[float, typer.Option(metavar="T", min=0, help="0 takes the likeliest token.")] = 1.0,
+    top_k: Annotated[int | None, typer.Option(metavar="K", min=1, help="Choose among the K likeliest.")] = None,
     seed: Annotated[int, typer.Option(metavar="S", min=0, help="The same seed gives the same text.")] = 0,
 ) -> None:
     """Write text with a trained model.

@@ -25,9 +25,7 @@ class Document(NamedTuple):
     places: dict[KeyPath, str]
 
     def child(self, key: str) -> Document:
-        return Document(
-            self.tree[key], {path[1:]: place for path, place in self.places.items() if path[:1] == (key,)}
-        )
+        return Document(self.tree[key], {path[1:]: place for path, place in self.places.items() if path[:1] == (key,)})
 
     def under(self, key: str) -> Document:
         """The same, one section further in."""
@@ -60,6 +58,13 @@ class _Loader(yaml.SafeLoader):
 
 class _Dumper(yaml.SafeDumper):
     """Quotes whatever YAML 1.1 or 1.2 would not read back as text."""
+
+    def represent_str(self, text: str) -> yaml.ScalarNode:
+        # Only double quotes keep line breaks and control characters as they are.
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"')
+
+
+_Dumper.add_representer(str, _Dumper.represent_str)
 
 
 for _tag, _scalar in _SCALARS.items():
@@ -113,9 +118,7 @@ def _read(node: yaml.Node, path: KeyPath, places: dict[KeyPath, str], place: Cal
     if isinstance(node, yaml.ScalarNode):
         scalar = _SCALARS.get(node.tag)
         if scalar is None or not scalar.pattern.fullmatch(node.value):
-            raise ConfigError(
-                f"{here}: {node.tag} {node.value}: YAML tags are not supported; write plain data"
-            )
+            raise ConfigError(f"{here}: {node.tag} {node.value}: YAML tags are not supported; write plain data")
         return scalar.read(node.value)
     tree: dict[str, Any] = {}
     for key_node, value_node in node.value:

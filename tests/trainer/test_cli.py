@@ -1,0 +1,195 @@
+"""The command line as a user meets it: help, exit codes, one message for what went wrong."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from trainer.cli import app
+from trainer.config import Config
+from trainer.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = ROOT / "tests/golden"
+
+
+def meshwright(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The real thing, in a process of its own, on a terminal of 80 columns."""
+    return subprocess.run(
+        [sys.executable, "-m", "trainer", *args],
+        cwd=ROOT,
+        env=os.environ | {"COLUMNS": "80", "TERMINAL_WIDTH": "80", "NO_COLOR": "1"} | environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+Fake = Callable[..., list[Any]]
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
+    """Stands in for the trainer, and notes what it is asked; `fake(error)` makes it raise."""
+    calls: list[Any] = []
+    errors: list[BaseException] = []
+
+    class Trainer:
+        def __init__(self, config: Config) -> None:
+            calls.append(config)
+
+        @classmethod
+        def from_run(cls, folder: Path, overrides: Any = ()) -> Trainer:
+            calls.append((folder, tuple(overrides)))
+            return cls(Config())
+
+        def train(self) -> None:
+            calls.append("train")
+            if errors:
+                raise errors[0]
+
+        def generate(self, prompt: str, **options: Any) -> str:
+            calls.append((prompt, options))
+            return prompt + "…"
+
+        def evaluate(self) -> dict[str, float]:
+            return {"loss": 2.5, "tokens": 4096}
+
+    def show(config: Config, json: bool) -> None:
+        calls.append((config, json))
+
+    modules: dict[str, dict[str, Any]] = {
+        "trainer.trainer": {"Trainer": Trainer},
+        "trainer.show": {"show": show},
+        "trainer.doctor": {"doctor": lambda: len(errors)},
+    }
+    for name, contents in modules.items():
+        module = types.ModuleType(name)
+        vars(module).update(contents)
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.chdir(ROOT)
+
+    def control(error: BaseException | None = None) -> list[Any]:
+        errors.extend(filter(None, [error]))
+        return calls
+
+    return control
+
+
+@pytest.mark.parametrize("command", ["", "train", "generate", "eval", "show", "doctor"])
+def test_help(command: str) -> None:
+    """After a change that is meant: UPDATE_GOLDEN=1 pytest tests/trainer/test_cli.py, and read the diff."""
+    result = meshwright(*filter(None, [command]), "--help")
+    golden = GOLDEN / f"help_{command or 'meshwright'}.txt"
+    if os.environ.get("UPDATE_GOLDEN"):
+        golden.write_text(result.stdout)
+    assert result.returncode == 0
+    assert result.stdout == golden.read_text()
+
+
+def test_help_waits_for_no_heavy_import() -> None:
+    code = "import sys, trainer.cli; print({'jax', 'numpy', 'pydantic', 'yaml'} & sys.modules.keys())"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "set()"
+
+
+def test_the_examples_in_help_are_commands_that_parse(fake: Fake) -> None:
+    for file in GOLDEN.glob("help_*.txt"):
+        for line in file.read_text().splitlines():
+            if "Example: meshwright" in line:
+                args = line.split("meshwright ")[1].replace('"', "").split()
+                assert CliRunner().invoke(app, args).exit_code == 0, line
+
+
+def test_train_takes_a_config_and_overrides(fake: Fake) -> None:
+    result = CliRunner().invoke(
+        app, ["train", "configs/quickstart.yaml", "train.steps=30", "mesh.data=2", "mesh.virtual_devices=4"]
+    )
+    assert result.exit_code == 0, result.output
+    config, done = fake()
+    assert (config.train.steps, config.mesh.data, done) == (30, 2, "train")
+
+
+def test_generate_prints_what_the_model_writes(fake: Fake) -> None:
+    result = CliRunner().invoke(app, ["generate", "runs/a", "--prompt", "def ", "--top-k", "5", "--seed", "3"])
+    assert result.stdout == "def …\n"
+    assert fake()[0] == (Path("runs/a"), ())
+    assert fake()[-1] == ("def ", {"max_tokens": 100, "temperature": 1.0, "top_k": 5, "seed": 3})
+
+
+def test_eval_prints_what_it_measured(fake: Fake) -> None:
+    result = CliRunner().invoke(app, ["eval", "runs/a", "train.eval_batches=2"])
+    assert [line.split() for line in result.stdout.splitlines()] == [["loss", "2.5000"], ["tokens", "4,096"]]
+    assert fake()[0] == (Path("runs/a"), ("train.eval_batches=2",))
+
+
+def test_show_can_speak_to_programs(fake: Fake) -> None:
+    CliRunner().invoke(app, ["show", "configs/quickstart.yaml"])
+    CliRunner().invoke(app, ["show", "configs/quickstart.yaml", "--json"])
+    assert [json for _, json in fake()] == [False, True]
+
+
+def test_doctor_says_by_its_exit_code_whether_the_machine_can_train(fake: Fake) -> None:
+    assert CliRunner().invoke(app, ["doctor"]).exit_code == 0
+    fake(OSError())
+    assert CliRunner().invoke(app, ["doctor"]).exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (ConfigError("mesh: use [1, 2]"), 2, "error: mesh: use [1, 2]\n"),
+        (OSError(28, "No space left on device", "runs/a"), 1, "error: [Errno 28] No space left on device: 'runs/a'\n"),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
+    ],
+    ids=["a wrong config", "a full disk", "ctrl-c"],
+)
+def test_what_went_wrong_is_one_message_and_an_exit_code(
+    fake: Fake, error: BaseException, code: int, message: str
+) -> None:
+    fake(error)
+    result = CliRunner().invoke(app, ["train", "configs/quickstart.yaml"])
+    assert (result.exit_code, result.stderr, result.stdout) == (code, message, "")
+
+
+@pytest.mark.parametrize("args", [["--debug", "train"], ["train", "--debug"]], ids=" ".join)
+def test_debug_shows_where_it_went_wrong(fake: Fake, args: list[str]) -> None:
+    fake(ConfigError("no"))
+    result = CliRunner().invoke(app, [*args, "configs/quickstart.yaml"])
+    assert result.exit_code == 2
+    assert "Traceback" in result.stderr
+    assert result.stderr.endswith("error: no\n")
+
+
+def test_a_bug_is_not_hidden(fake: Fake) -> None:
+    fake(AssertionError("a bug"))
+    result = CliRunner().invoke(app, ["train", "configs/quickstart.yaml"])
+    assert isinstance(result.exception, AssertionError)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["train"], "Missing argument 'CONFIG'"),
+        (["trian"], "No such command 'trian'"),
+        (["train", "configs/none.yaml"], "error: configs/none.yaml: no such file"),
+        (["show", "configs/quickstart.yaml", "mesh.tensro=4"], "error: command line: mesh.tensro=4: unknown key"),
+        (["generate", "runs/a"], "Missing option '--prompt'"),
+        (["generate", "runs/a", "--prompt", "a", "--temperature", "-1"], "Invalid value for '--temperature'"),
+    ],
+    ids=lambda case: " ".join(case) if isinstance(case, list) else "",
+)
+def test_a_wrong_command_exits_with_2(args: list[str], message: str) -> None:
+    result = meshwright(*args)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr

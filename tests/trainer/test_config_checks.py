@@ -1,0 +1,172 @@
+"""Sizes that do not fit together, and keys without effect, are refused when the config is read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trainer.config import Config
+from trainer.errors import ConfigError
+
+# Overrides of the default config -> what the message says: the equation, and the choices that work.
+REFUSED = {
+    "a sequence that tensor parallelism cannot split": (
+        {"mesh.tensor": 4, "batch.sequence": 102},
+        "batch.sequence=102 does not divide by mesh.tensor=4, and norms are split over it; use 100 or 104, or "
+        "mesh.tensor can be one of [1, 2]",
+    ),
+    "a sequence longer than the model's context": (
+        {"model.context": 128},
+        "batch.sequence=256 is longer than model.context=128; use batch.sequence=128 or a larger model.context",
+    ),
+    "heads that do not divide": (
+        {"mesh.tensor": 8},
+        "model.heads=4 does not divide by mesh.tensor=8; mesh.tensor can be one of [1, 2, 4]",
+    ),
+    "key and value heads that do not divide": (
+        {"model.heads": 12, "model.hidden": 192, "model.kv_heads": 6, "mesh.tensor": 4},
+        "of model.kv_heads=6 and mesh.tensor=4 one must divide the other; mesh.tensor can be one of [1, 2]",
+    ),
+    "a batch that does not divide over the mesh": (
+        {"mesh.data": 3},
+        "batch.global=32 does not divide over replica x data x expert = 3; use 30 or 33",
+    ),
+    "a micro batch that does not divide": (
+        {"mesh.data": 2, "mesh.tensor": -1, "batch.micro": 3},
+        "batch.global=32 = micro 3 x accumulation x 2 has no whole solution: each of the 2 groups takes 16 "
+        "sequences; batch.micro can be one of [1, 2, 4, 8, 16]",
+    ),
+    "virtual devices that are too few": (
+        {"mesh.data": 4, "mesh.virtual_devices": 2},
+        "mesh: data 4 needs 4 devices, and there are 2",
+    ),
+    "an axis that takes the rest of the virtual devices": (
+        {"mesh.tensor": -1, "mesh.virtual_devices": 8},
+        "model.heads=4 does not divide by mesh.tensor=8",
+    ),
+    "a warm-up longer than the run": (
+        {"optimizer.warmup_steps": 10, "train.steps": 10},
+        "optimizer.warmup_steps=10 must be less than train.steps=10; use at most 9 or more steps",
+    ),
+    "a decay that ends in the warm-up": (
+        {"optimizer.warmup_steps": 10, "optimizer.decay_steps": 10},
+        "optimizer.decay_steps=10 must be more than optimizer.warmup_steps=10: both count from step 0; use at "
+        "least 11, or leave it out",
+    ),
+    "warm-up and decay longer than the run": (
+        {"optimizer.schedule": "wsd", "optimizer.warmup_steps": 600, "optimizer.decay_steps": 500},
+        "optimizer.warmup_steps=600 + optimizer.decay_steps=500 is more than train.steps=1000; use a decay_steps "
+        "of at most 400",
+    ),
+    "evaluation without held-out text": (
+        {"train.eval_every": 5, "data.holdout": 0},
+        "train.eval_every=5 needs held-out text, and data.holdout=0 keeps none; use data.holdout=0.02",
+    ),
+    "a profile after the end": (
+        {"train.steps": 12, "train.profile": {}},
+        "train.profile.start=10 + train.profile.steps=3 is more than train.steps=12; use a start of at most 9",
+    ),
+    "an axis that is not there yet": ({"mesh.pipeline": 2}, "mesh.pipeline is not supported yet; leave it out"),
+    "two axes that take the rest": (
+        {"mesh.data": -1, "mesh.tensor": -1},
+        "mesh: at most one axis can be -1",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_sizes_that_do_not_fit_are_refused(case: str) -> None:
+    overrides, message = REFUSED[case]
+    with pytest.raises(ConfigError) as error:
+        Config.from_dict({}, overrides)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"mesh.tensor": 4, "batch.sequence": 100},
+        {"model.kv_heads": 2, "mesh.tensor": 4},
+        {"mesh.data": -1, "batch.global": 7},
+        {"mesh.data": 4, "mesh.replica": 2, "batch.micro": 2},
+        {"mesh.data": -1, "mesh.virtual_devices": 8},
+        {"optimizer.warmup_steps": 9, "train.steps": 10},
+        {"optimizer.warmup_steps": 9, "train.steps": 0},
+        {"optimizer.decay_steps": 5000},
+        {"optimizer.schedule": "wsd", "optimizer.warmup_steps": 500, "optimizer.decay_steps": 500},
+    ],
+    ids=str,
+)
+def test_sizes_that_fit_are_taken(overrides: dict[str, Any]) -> None:
+    Config.from_dict({}, overrides)
+
+
+def test_the_override_is_named_that_made_the_sizes_unfit() -> None:
+    with pytest.raises(ConfigError, match=r"^command line: mesh\.tensor=8: model\.heads=4 does not divide"):
+        Config.from_dict({"model": {"heads": 4}}, ["mesh.tensor=8"])
+
+
+def test_all_that_does_not_fit_is_listed() -> None:
+    with pytest.raises(ConfigError) as error:
+        Config.from_dict({"mesh": {"data": 3, "tensor": 3}, "optimizer": {"name": "sgd", "beta2": 0.9}})
+    lines = str(error.value).splitlines()
+    assert [line.split("=")[0] for line in lines] == [
+        "optimizer.beta2: has no effect with optimizer.name",
+        "batch.global",
+        "batch.sequence",
+        "model.heads",
+    ]
+
+
+# A key that was written, and the settings that make it idle.
+IDLE: list[tuple[str, Any, dict[str, Any]]] = [
+    ("precision.loss_scale.window", 10, {"precision.compute": "bfloat16"}),
+    (
+        "precision.loss_scale.consecutive_hysteresis",
+        True,
+        {"precision.compute": "float16", "precision.loss_scale.rule": "megatron"},
+    ),
+    ("model.rope_theta", 1e4, {"model.positions": "learned"}),
+    ("optimizer.beta2", 0.95, {"optimizer.name": "sgd"}),
+    ("optimizer.epsilon", 1e-8, {"optimizer.name": "lion"}),
+    ("optimizer.min_ratio", 0.1, {"optimizer.schedule": "constant"}),
+    ("optimizer.decay_steps", 10, {"optimizer.schedule": "constant"}),
+    ("zero.persist_below", 0, {"zero.stage": 0}),
+    ("data.text_key", "text", {"data.path": "stdlib"}),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "settings"), IDLE, ids=[key for key, _, _ in IDLE])
+def test_a_key_without_effect_is_refused_where_it_is_written(key: str, value: Any, settings: dict[str, Any]) -> None:
+    Config.from_dict({}, settings)
+    with pytest.raises(ConfigError) as error:
+        Config.from_dict({}, {key: value} | settings)
+    setting, cause = list(settings.items())[-1]
+    assert str(error.value).startswith(f"overrides: {key}={value}: ")
+    assert f"has no effect with {setting}={cause} (" in str(error.value)
+
+
+def test_a_preset_may_hold_what_has_no_effect() -> None:
+    config = Config.from_dict({"model": {"preset": "llama3-8b", "positions": "learned"}})
+    assert Config.from_dict(config.to_dict()) == config
+
+
+class TestResolve:
+    """On devices: -1 is filled, and what could not be known before is checked."""
+
+    def test_fills_the_free_axis(self) -> None:
+        assert Config.from_dict({"mesh": {"data": -1}}).resolve(8).mesh.data == 8
+
+    @pytest.mark.parametrize(
+        ("mesh", "devices", "message"),
+        [
+            ({"data": 4}, 8, "mesh: data 4 needs 4 devices, and there are 8"),
+            ({"data": -1}, 3, "batch.global=32 does not divide over replica x data x expert = 3"),
+            ({"tensor": -1}, 8, "model.heads=4 does not divide by mesh.tensor=8"),
+        ],
+    )
+    def test_refuses_devices_that_do_not_fit(self, mesh: dict[str, int], devices: int, message: str) -> None:
+        with pytest.raises(ConfigError) as error:
+            Config.from_dict({"mesh": mesh}).resolve(devices)
+        assert str(error.value).startswith(message)
