@@ -20,11 +20,7 @@ class Command(TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         for kind in ("argument", "option"):
-            rows = [
-                (_name(param), _help(param))
-                for param in self.get_params(ctx)
-                if param.param_type_name == kind
-            ]
+            rows = [(_name(param), _help(param)) for param in self.get_params(ctx) if param.param_type_name == kind]
             if rows:
                 with formatter.section(f"{kind.capitalize()}s"):
                     formatter.write_dl(rows)
@@ -37,5 +33,5 @@ def _name(param: Any) -> str:
 
 
 def _help(param: Any) -> str:
-    has_default = param.default is not None and param.default is not False
+    has_default = isinstance(param.default, int | float) and not isinstance(param.default, bool)
     return f"{param.help} [default: {param.default}]" if has_default else param.help

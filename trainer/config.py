@@ -33,6 +33,8 @@ from trainer.settings import (
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class Config:
+    """All that a run depends on, one section per owner. Every field has a default, so the empty file trains."""
+
     model: ModelConfig = ModelConfig()
     mesh: MeshConfig = MeshConfig()
     zero: ZeroConfig = ZeroConfig()
@@ -43,7 +45,7 @@ class Config:
     data: DataConfig = DataConfig()
     train: TrainConfig = TrainConfig()
     run: RunConfig = RunConfig()
-    seed: int = Field(0, ge=0)
+    seed: int = Field(default=0, ge=0)
 
     @classmethod
     def load(cls, path: str | Path, overrides: Overrides = ()) -> Config:
@@ -56,31 +58,21 @@ class Config:
             ConfigError: lists what is wrong, each with its file and line, or its override.
         """
         path = Path(path)
-        source = Source(str(path), path.parent)
-        document = read_file(path)
-        for key in document.tree:
-            source.put((key,), document.child(key))
-        source.override(overrides)
-        return cls._from_source(source)
+        return cls._read(Source(str(path), path.parent), read_file(path), overrides)
 
     @classmethod
     def from_dict(cls, tree: Mapping[str, Any], overrides: Overrides = ()) -> Config:
         """The same from nested mappings, such as `to_dict` gives."""
-        source = Source()
-        document = config_yaml.plain(tree, "")
-        for key in document.tree:
-            source.put((key,), document.child(key))
-        source.override(overrides)
-        return cls._from_source(source)
+        return cls._read(Source(), config_yaml.plain(tree, ""), overrides)
 
     @classmethod
-    def _from_source(cls, source: Source) -> Config:
+    def _read(cls, source: Source, document: config_yaml.Document, overrides: Overrides) -> Config:
+        source.read(document)
+        source.override(overrides)
         config_presets.fill_in(source)
         config = build(cls, source)
         problems = [
-            source.about(key, message)
-            for key, message in config_checks.without_effect(config)
-            if source.wrote(key)
+            source.about(key, message) for key, message in config_checks.without_effect(config) if source.wrote(key)
         ]
         problems += [source.about_named(message) for message in config_checks.contradictions(config)]
         if problems:

@@ -85,8 +85,8 @@ def _sequence(config: Config) -> Iterator[str]:
     sequence, context = config.batch.sequence, config.model.context
     if sequence > context:
         yield (
-            f"batch.sequence={sequence} is longer than model.context={context}; use batch.sequence={context} "
-            "or a larger model.context"
+            f"batch.sequence={sequence} is longer than model.context={context}; use batch.sequence={context}, or a "
+            "larger model.context"
         )
 
 
@@ -96,8 +96,8 @@ def _tensor(config: Config, tensor: int) -> Iterator[str]:
     use = f"mesh.tensor can be one of {fit}"
     if sequence % tensor:
         yield (
-            f"batch.sequence={sequence} does not divide by mesh.tensor={tensor}, and norms are split over "
-            f"it; use {_multiples(sequence, tensor)}, or {use}"
+            f"batch.sequence={sequence} does not divide by mesh.tensor={tensor}, and norms are split over the "
+            f"sequence; use {_multiples(sequence, tensor)}, or {use}"
         )
     if heads % tensor:
         yield f"model.heads={heads} does not divide by mesh.tensor={tensor}; {use}"
@@ -110,8 +110,8 @@ def _schedule(config: Config) -> Iterator[str]:
     warmup, decay = optimizer.warmup_steps, optimizer.decay_steps
     if steps and warmup >= steps:
         yield (
-            f"optimizer.warmup_steps={warmup} must be less than train.steps={steps}; use at most {steps - 1} "
-            "or more steps"
+            f"optimizer.warmup_steps={warmup} must be less than train.steps={steps}; use at most {steps - 1}, or more "
+            "steps"
         )
     elif decay is not None and optimizer.schedule == "wsd" and warmup + decay > steps:
         yield (

@@ -107,18 +107,19 @@ def _mistyped(info: FieldInfo, value: Any) -> str:
     bounds = " and ".join(f"{word} {limit}" for word, limit in limits if limit is not None)
     if bounds:
         kinds[0] += f" ({bounds})"
-    return f"expected {' or '.join(kinds)}, got {json.dumps(value)}{_hint(info.annotation, value)}"
+    given = json.dumps(value, ensure_ascii=False, default=str)
+    return f"expected {' or '.join(kinds)}, got {given}{_hint(info.annotation, value)}"
 
 
 def _hint(annotation: Any, value: Any) -> str:
     kinds = _kinds(annotation)
     if isinstance(value, str):
-        choices = [str(choice) for kind in kinds for choice in get_args(kind)]
+        choices = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
         near = difflib.get_close_matches(value, choices, n=1, cutoff=0.5)
         if near:
             return f"; did you mean {near[0]}?"
         if {int, float} & set(kinds) and value.strip("-+").replace(".", "", 1).isdigit():
-            return "; leave the quotes away"
+            return "; write it without quotes"
     if isinstance(value, float) and int in kinds and value.is_integer():
         return f"; write {int(value)}"
     return ""
@@ -133,7 +134,7 @@ def _kinds(annotation: Any) -> list[Any]:
 
 def _describe(kind: Any) -> str:
     if get_origin(kind) is Literal:
-        return f"one of {', '.join(map(str, get_args(kind)))}"
+        return f"one of {', '.join(get_args(kind))}"
     if is_dataclass(kind):
         return f"a section with some of the keys {', '.join(fields(kind))}"
     return KINDS[get_origin(kind) or kind]

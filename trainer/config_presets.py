@@ -32,18 +32,14 @@ def fill_in(source: Source) -> None:
 
 
 def _refuse_hidden(source: Source, name: str) -> None:
-    own = [
-        key
-        for key in source.places
-        if key[:1] == ("model",) and len(key) == 2 and key not in source.overridden
-    ]
-    if PRESET in source.overridden and own and own != [PRESET]:
+    own = [key for key in source.places if key[:1] == ("model",) and len(key) == 2 and key not in source.overridden]
+    if PRESET in source.overridden and own:
         keys = ", ".join(dotted(key) for key in own)
         raise ConfigError(
             source.about(
                 PRESET,
-                f"{source.name} sets {keys}, which would hide the preset's; to leave those behind, replace "
-                f"the section: model={{preset: {name}}}",
+                f"{source.name or 'the config'} sets {keys}, which would hide the preset's; to leave those behind, "
+                f"replace the section: model={{preset: {name}}}",
             )
         )
 

@@ -35,6 +35,11 @@ class Source:
         self.places: dict[KeyPath, str] = {}
         self.overridden: set[KeyPath] = set()
 
+    def read(self, document: Document) -> None:
+        """Sets every section that the document has."""
+        for key in document.tree:
+            self.put((key,), document.child(key))
+
     def put(self, path: KeyPath, document: Document) -> None:
         """Sets the key at `path`, replacing all of what stood there."""
         if len(path) == 1:
@@ -106,9 +111,7 @@ class Source:
             section = section[name]
             if not isinstance(section, dict):
                 where = self._place(path[:size])
-                raise ConfigError(
-                    f"{place}: {dotted(path[:size])} is {section!r} ({where}), which has no keys"
-                )
+                raise ConfigError(f"{place}: {dotted(path[:size])} is {section!r} ({where}), which has no keys")
         return section
 
     def _written_out(self, section: str, document: Document) -> Document:

@@ -44,9 +44,9 @@ _SCALARS = {
     "tag:yaml.org,2002:bool": _Scalar(
         re.compile(r"true|True|TRUE|false|False|FALSE"), "tTfF", lambda text: text.lower() == "true"
     ),
-    "tag:yaml.org,2002:int": _Scalar(re.compile(r"[-+]?\d+(_\d+)*"), "-+0123456789", int),
+    "tag:yaml.org,2002:int": _Scalar(re.compile(r"[-+]?[0-9]+(_[0-9]+)*"), "-+0123456789", int),
     "tag:yaml.org,2002:float": _Scalar(
-        re.compile(r"[-+]?(\.\d+|\d+(_\d+)*(\.\d*)?)([eE][-+]?\d+)?"), "-+.0123456789", float
+        re.compile(r"[-+]?(\.[0-9]+|[0-9]+(_[0-9]+)*(\.[0-9]*)?)([eE][-+]?[0-9]+)?"), "-+.0123456789", float
     ),
     "tag:yaml.org,2002:str": _Scalar(re.compile(r".*", re.DOTALL), "", str),
 }

@@ -13,12 +13,12 @@ from trainer.errors import ConfigError
 REFUSED = {
     "a sequence that tensor parallelism cannot split": (
         {"mesh.tensor": 4, "batch.sequence": 102},
-        "batch.sequence=102 does not divide by mesh.tensor=4, and norms are split over it; use 100 or 104, or "
-        "mesh.tensor can be one of [1, 2]",
+        "batch.sequence=102 does not divide by mesh.tensor=4, and norms are split over the sequence; use 100 or 104, "
+        "or mesh.tensor can be one of [1, 2]",
     ),
     "a sequence longer than the model's context": (
         {"model.context": 128},
-        "batch.sequence=256 is longer than model.context=128; use batch.sequence=128 or a larger model.context",
+        "batch.sequence=256 is longer than model.context=128; use batch.sequence=128, or a larger model.context",
     ),
     "heads that do not divide": (
         {"mesh.tensor": 8},
@@ -47,7 +47,7 @@ REFUSED = {
     ),
     "a warm-up longer than the run": (
         {"optimizer.warmup_steps": 10, "train.steps": 10},
-        "optimizer.warmup_steps=10 must be less than train.steps=10; use at most 9 or more steps",
+        "optimizer.warmup_steps=10 must be less than train.steps=10; use at most 9, or more steps",
     ),
     "a decay that ends in the warm-up": (
         {"optimizer.warmup_steps": 10, "optimizer.decay_steps": 10},

@@ -87,7 +87,7 @@ WRONG = {
     ),
     "a number in quotes": (
         'mesh: {data: "4"}',
-        ['x.yaml:1: mesh.data: expected a whole number (at least -1), got "4"; leave the quotes away'],
+        ['x.yaml:1: mesh.data: expected a whole number (at least -1), got "4"; write it without quotes'],
     ),
     "a broken whole number": ("seed: 1.5", ["x.yaml:1: seed: expected a whole number (at least 0), got 1.5"]),
     "a whole number written as another": (
