@@ -1,11 +1,13 @@
 """The command line: `meshwright train configs/quickstart.yaml`.
 
 Commands import what they need when they run, so that help is instant. What a user did wrong is one message
-and exit code 2; a failure of the machine is 1, Ctrl-C is 130; `--debug` shows where it came from.
+and exit code 2; a failure of the machine is 1; a run that a signal ended, even with a checkpoint, is 128 and
+the signal's number (Ctrl-C: 130). `--debug` shows where an error came from.
 """
 
 from __future__ import annotations
 
+import signal
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,7 +21,7 @@ from trainer.errors import ConfigError
 if TYPE_CHECKING:
     from trainer.config import Config
 
-FAILED, WRONG_INPUT, INTERRUPTED = 1, 2, 130
+FAILED, WRONG_INPUT, SIGNALLED = 1, 2, 128
 
 
 class Commands(TyperGroup):
@@ -74,7 +76,10 @@ def train(config: ConfigFile, overrides: Overrides = None) -> None:
     loaded = _load(config, overrides)
     from trainer.trainer import Trainer
 
-    Trainer(loaded).train()
+    trainer = Trainer(loaded)
+    trainer.train()
+    if trainer.stopped_by is not None:
+        raise typer.Exit(SIGNALLED + trainer.stopped_by)
 
 
 @app.command(cls=Command)
@@ -151,7 +156,7 @@ def _load(path: Path, overrides: list[str] | None) -> Config:
 def _report(error: BaseException) -> int:
     """Says on stderr what went wrong; returns the exit code."""
     if isinstance(error, KeyboardInterrupt):
-        message, code = "interrupted", INTERRUPTED
+        message, code = "interrupted", SIGNALLED + signal.SIGINT
     else:
         message, code = f"error: {error}", WRONG_INPUT if isinstance(error, ConfigError) else FAILED
     typer.secho(message, fg=typer.colors.RED, err=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import types
@@ -44,6 +45,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
     errors: list[BaseException] = []
 
     class Trainer:
+        stopped_by: signal.Signals | None = None
+
         def __init__(self, config: Config) -> None:
             calls.append(config)
 
@@ -117,6 +120,11 @@ def test_train_takes_a_config_and_overrides(fake: Fake) -> None:
     assert result.exit_code == 0, result.output
     config, done = fake()
     assert (config.train.steps, config.mesh.data, done) == (30, 2, "train")
+
+
+def test_a_run_that_a_signal_ended_does_not_look_finished(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["trainer.trainer"].Trainer, "stopped_by", signal.SIGTERM)
+    assert CliRunner().invoke(app, ["train", "configs/quickstart.yaml"]).exit_code == 143
 
 
 def test_generate_prints_what_the_model_writes(fake: Fake) -> None:
