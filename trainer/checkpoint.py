@@ -1,0 +1,175 @@
+"""Checkpoints: logical arrays by name, and what run they are of, in one folder per step.
+
+A checkpoint does not know on what mesh it was saved, and loads onto any. It is there whole or not at all: orbax writes
+beside the folder, in the background, and renames last. Knows nothing of models, optimizers or layouts.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+
+from trainer.errors import ConfigError
+
+ARRAYS, META = "arrays", "meta"  # the two parts of a checkpoint, each a folder of its own
+# On several hosts process 0 says which steps are there, so that all go on from the same one.
+STEPS = ocp.path.step.standard_name_format(single_host_load_and_broadcast=True)
+SAVE_TIMEOUT = 3 * 3600  # seconds; a large state on a slow disk takes its time, and dead hosts are noticed elsewhere
+MOST_SHOWN = 8  # differences between a checkpoint and a model
+# Where all differences begin alike: what they mean.
+CAUSES = {
+    "optimizer.": "another optimizer: set optimizer.name back to what it was saved with",
+    "": "another model: set model.* and optimizer.name back to what it was saved with",
+}
+
+
+class Checkpoints:
+    """The checkpoints of one run, `folder`/STEP each; the newest `keep` stay. All processes make the same calls.
+
+    Making one touches no file; leftovers of a killed process are removed by the first save.
+    """
+
+    def __init__(self, folder: str | Path, keep: int) -> None:
+        self.folder = Path(folder).absolute()
+        self.keep = keep
+        self._manager: ocp.CheckpointManager | None = None
+        self._saving: int | None = None
+        logging.getLogger("absl").addFilter(_not_from_orbax)
+
+    def steps(self) -> list[int]:
+        """The steps of the complete checkpoints, ascending."""
+        return sorted(found.step for found in STEPS.find_all(self.folder))
+
+    def newest(self) -> int | None:
+        """The step of the newest complete checkpoint."""
+        return max(self.steps(), default=None)
+
+    def save(self, step: int, arrays: Mapping[str, jax.Array], meta: Mapping[str, Any]) -> None:
+        """Begins to write a checkpoint, once the one before is written; does nothing where this step has one.
+
+        Takes the arrays over: it returns, and deletes them, when each process has its shards in host memory, where they
+        stay until they are written. `meta` is anything JSON can hold.
+
+        Raises:
+            OSError: the save before this one failed.
+        """
+        self.wait()
+        if self._manager is None:
+            self._manager = self._open()
+        if step in self.steps():
+            return
+        self._saving = step
+        parts = {ARRAYS: ocp.args.StandardSave(dict(arrays)), META: ocp.args.JsonSave(dict(meta))}
+        self._manager.save(step, args=ocp.args.Composite(**parts), force=True)
+        for array in arrays.values():
+            array.delete()  # orbax would hold the devices' memory until all is written
+
+    def wait(self) -> None:
+        """Until the last save is complete.
+
+        Raises:
+            OSError: it could not be written. Older checkpoints are as they were, and a later save may succeed.
+        """
+        if self._manager is None:
+            return
+        try:
+            self._manager.wait_until_finished()
+        except Exception as error:
+            self._manager.close()
+            self._manager = None  # the next save makes a new one, which removes what this one left
+            raise OSError(
+                f"The checkpoint of step {self._saving} could not be written to {self.folder}: {_reason(error)} "
+                f"({_free(self.folder)} free there). Older ones are as they were."
+            ) from error
+
+    def meta(self, step: int) -> dict[str, Any]:
+        """What `save` was given beside the arrays.
+
+        Raises:
+            ConfigError: there is no complete checkpoint of this step.
+        """
+        with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as reader:
+            return reader.restore(self._path(step) / META)
+
+    def restore(self, step: int, abstract: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
+        """The arrays, each as `abstract` says: by name, with shape, dtype and sharding. Each process reads its shards.
+
+        Raises:
+            ConfigError: there is no complete checkpoint of this step, or it does not hold these arrays.
+        """
+        path = self._path(step) / ARRAYS
+        with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader:
+            found = {name: _describe(x) for name, x in reader.metadata(path).item_metadata.items()}
+            differences = _differences(found, {name: _describe(x) for name, x in abstract.items()})
+            if differences:
+                raise ConfigError(_another_model(self._path(step), differences))
+            return reader.restore(path, args=ocp.args.StandardRestore(dict(abstract)))
+
+    def close(self) -> None:
+        """Waits for the last save. Raises what `wait` raises."""
+        self.wait()
+        if self._manager is not None:
+            self._manager.close()
+            self._manager = None
+
+    def _open(self) -> ocp.CheckpointManager:
+        options = ocp.CheckpointManagerOptions(
+            preservation_policy=ocp.checkpoint_managers.LatestN(self.keep),
+            step_name_format=STEPS,
+            single_host_load_and_broadcast=True,
+            cleanup_tmp_directories=True,
+            async_options=ocp.AsyncOptions(timeout_secs=SAVE_TIMEOUT),
+        )
+        return ocp.CheckpointManager(self.folder, options=options)
+
+    def _path(self, step: int) -> Path:
+        steps = self.steps()
+        if step not in steps:
+            there = f"there are those of steps {steps}" if steps else "there is none yet"
+            raise ConfigError(f"{self.folder} has no complete checkpoint of step {step}; {there}")
+        return self.folder / STEPS.build_name(step)
+
+
+def _describe(x: Any) -> str:
+    return f"{x.dtype}{list(x.shape)}"
+
+
+def _differences(found: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str]:
+    """Name -> what is wrong with it, for each array that is not the same in both."""
+    differences = {name: f"is {found[name]} there and {wanted[name]} here" for name in found if name in wanted}
+    differences = {name: text for name, text in differences.items() if found[name] != wanted[name]}
+    differences |= {name: f"is {wanted[name]} here and not there" for name in wanted if name not in found}
+    return differences | {name: f"is {found[name]} there and not here" for name in found if name not in wanted}
+
+
+def _another_model(path: Path, differences: Mapping[str, str]) -> str:
+    cause = next(text for prefix, text in CAUSES.items() if all(name.startswith(prefix) for name in differences))
+    lines = [f"\n  {name} {text}" for name, text in sorted(differences.items())]
+    more = f"\n  and {len(lines) - MOST_SHOWN} more" if len(lines) > MOST_SHOWN else ""
+    return (
+        f"{path} is a checkpoint of {cause}, or give another run.name to start anew.\n"
+        f"What differs:{''.join(lines[:MOST_SHOWN])}{more}"
+    )
+
+
+def _reason(error: Exception) -> str:
+    """The operating system's own words where tensorstore has wrapped them."""
+    code = re.search(r"os_error_code='(\d+)'", str(error))
+    return os.strerror(int(code[1])) if code else str(error)
+
+
+def _free(folder: Path) -> str:
+    return f"{shutil.disk_usage(folder).free / 1e9:.3g} GB"
+
+
+def _not_from_orbax(record: logging.LogRecord) -> bool:
+    """orbax logs every error that it also raises, and its progress; the terminal is the run's display."""
+    return f"{os.sep}orbax{os.sep}" not in record.pathname

@@ -1,0 +1,112 @@
+"""Between the training state as the devices hold it and its logical arrays by name.
+
+A logical array is what a user knows: without padding, the same on every mesh and under every ZeRO stage. Its name is
+its path in the state, such as `parameters.embedding.weight`, `optimizer.mu.embedding.weight` or `step`.
+Knows nothing of files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import NamedSharding
+from jax.tree_util import DictKey, GetAttrKey, KeyPath
+
+from sharding.layout import Layout
+from trainer.loss_scale import LossScale
+from trainer.program import Program, Tree
+from trainer.step import TrainState
+
+Arrays = dict[str, jax.Array]
+SCALAR = Layout(())
+
+
+def names(program: Program) -> list[str]:
+    """The names of all arrays of the training state, in the state's order."""
+    return list(_view(program).layouts)
+
+
+def to_logical(program: Program, state: TrainState) -> Arrays:
+    """A copy of the state, by name, that the train step may not touch when it donates the state.
+
+    Each device copies its own shard; only where a size does not divide is there an exchange. The copy takes as much
+    device memory as the state, so drop it before the next step.
+    """
+    return _view(program).to_logical(state)
+
+
+def from_logical(program: Program, arrays: Mapping[str, jax.Array]) -> TrainState:
+    """The state made of logical arrays. Where nothing is padded it is the same memory: do not use `arrays` again."""
+    return _view(program).from_logical(dict(arrays))
+
+
+def abstract_logical(program: Program) -> dict[str, jax.ShapeDtypeStruct]:
+    """The shape, dtype and sharding of each logical array, as `to_logical` gives and `from_logical` takes it."""
+    return _view(program).abstract
+
+
+class _View(NamedTuple):
+    layouts: dict[str, Layout]
+    abstract: dict[str, jax.ShapeDtypeStruct]
+    to_logical: Callable[[TrainState], Arrays]
+    from_logical: Callable[[Arrays], TrainState]
+
+
+@lru_cache(maxsize=4)  # for the sake of the two compiled functions; no arrays are kept
+def _view(program: Program) -> _View:
+    state = program.abstract_state()
+    layouts = _by_name(_layouts(program, state))
+    leaves, form = jax.tree.flatten(state)
+    abstract = {
+        name: jax.ShapeDtypeStruct(layout.shape, leaf.dtype, sharding=NamedSharding(program.mesh, layout.logical_spec))
+        for (name, layout), leaf in zip(layouts.items(), leaves, strict=True)
+    }
+
+    def to_logical(state: TrainState) -> Arrays:
+        # Without the copy, jit would hand back the very buffers that the next step donates.
+        pairs = zip(layouts.items(), jax.tree.leaves(state), strict=True)
+        return {name: jnp.copy(layout.logical(leaf)) for (name, layout), leaf in pairs}
+
+    def from_logical(arrays: Arrays) -> TrainState:
+        return jax.tree.unflatten(form, [layout.store(arrays[name]) for name, layout in layouts.items()])
+
+    return _View(
+        layouts,
+        abstract,
+        jax.jit(to_logical, out_shardings={name: x.sharding for name, x in abstract.items()}),
+        jax.jit(from_logical, out_shardings=jax.tree.map(lambda x: x.sharding, state)),
+    )
+
+
+def _layouts(program: Program, state: Tree) -> Tree:
+    """The layout of every array of the state: moments lie as their parameters do, all else are scalars."""
+    moments = optax.tree_utils.tree_map_params(
+        program.optimizer,
+        lambda _, layout: layout,
+        state.optimizer,
+        program.layouts,
+        transform_non_params=lambda _: SCALAR,
+    )
+    fields: dict[str, Any] = {"parameters": program.layouts, "optimizer": moments}
+    scale = LossScale(*[SCALAR] * len(LossScale._fields))  # type: ignore[arg-type]
+    return TrainState(SCALAR, SCALAR, scale, **fields)  # type: ignore[arg-type]
+
+
+def _by_name(layouts: Tree) -> dict[str, Layout]:
+    paths, _ = jax.tree_util.tree_flatten_with_path(layouts)
+    named = {_name(path): layout for path, layout in paths}
+    assert len(named) == len(paths), f"two arrays of one name among {[_name(path) for path, _ in paths]}"
+    return named
+
+
+def _name(path: KeyPath) -> str:
+    """Attributes and keys; the indices of optax's chain say nothing to a user, and change with its length."""
+    parts = [
+        key.name if isinstance(key, GetAttrKey) else key.key for key in path if isinstance(key, GetAttrKey | DictKey)
+    ]
+    return ".".join(parts)
