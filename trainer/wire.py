@@ -1,7 +1,7 @@
 """What a step puts on the wire, read from its traced program: every collective by kind, axes, dtype and size.
 
 In a manual program the collectives are there by name, so this needs no devices and no compiler: bytes are exact for any
-mesh, in seconds. Knows nothing of models, ZeRO or configs.
+mesh, in seconds. Knows nothing of models, ZeRO or what a collective is for.
 """
 
 from __future__ import annotations
@@ -15,6 +15,11 @@ from typing import Any, Literal
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.interpreters.partial_eval import dce_jaxpr
+from jax.sharding import AbstractMesh
+
+from sharding.mesh import AXES
+from trainer.config import Config
+from trainer.program import Program
 
 Kind = Literal["all_gather", "reduce_scatter", "all_reduce"]
 
@@ -55,9 +60,17 @@ class Transfer:
 
     @property
     def link_bytes(self) -> float:
-        """Bytes a step that each device sends, by ring algorithms: an all-reduce is a reduce-scatter and an all-gather."""
+        """Bytes a step that each device sends around a ring: an all-reduce is a reduce-scatter and an all-gather."""
         rounds = 2 if self.kind == "all_reduce" else 1
         return rounds * self.payload * (self.devices - 1) / self.devices
+
+
+def trace_step(config: Config) -> ClosedJaxpr:
+    """The train step of a config, no mesh axis of which is -1, on as many devices as it asks for. None is needed."""
+    mesh: Any = AbstractMesh(tuple(config.mesh.sizes.values()), AXES)
+    program = Program(config, mesh)
+    step: Any = program.step
+    return step.trace(program.abstract_state(), program.abstract_batch()).jaxpr
 
 
 def wire(program: ClosedJaxpr) -> list[Transfer]:
@@ -97,7 +110,8 @@ def _transfers(equation: JaxprEqn, sizes: Mapping[str, int]) -> Iterator[Transfe
     axes = _axes(equation.params)
     devices = math.prod(sizes[axis] for axis in axes)
     for variable in equation.outvars if payload == "result" else equation.invars:
-        yield Transfer(kind, axes, devices, str(variable.aval.dtype), math.prod(variable.aval.shape))
+        array: Any = variable.aval
+        yield Transfer(kind, axes, devices, str(array.dtype), math.prod(array.shape))
 
 
 def _axes(params: Mapping[str, Any]) -> tuple[str, ...]:
