@@ -107,8 +107,10 @@ class Checkpoints:
         """
         path = self._path(step) / ARRAYS
         with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader:
-            found = {name: _describe(x) for name, x in reader.metadata(path).item_metadata.items()}
-            differences = _differences(found, {name: _describe(x) for name, x in abstract.items()})
+            found = reader.metadata(path).item_metadata
+            if found is None:
+                raise ConfigError(f"{self._path(step)} is damaged; remove it, to go on from an older one")
+            differences = _differences(_describe(found), _describe(abstract))
             if differences:
                 raise ConfigError(_another_model(self._path(step), differences))
             return reader.restore(path, args=ocp.args.StandardRestore(dict(abstract)))
@@ -138,8 +140,8 @@ class Checkpoints:
         return self.folder / STEPS.build_name(step)
 
 
-def _describe(x: Any) -> str:
-    return f"{x.dtype}{list(x.shape)}"
+def _describe(arrays: Mapping[str, Any]) -> dict[str, str]:
+    return {name: f"{x.dtype}{list(x.shape)}" for name, x in arrays.items()}
 
 
 def _differences(found: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str]:
@@ -152,7 +154,8 @@ def _differences(found: Mapping[str, str], wanted: Mapping[str, str]) -> dict[st
 
 def _another_model(path: Path, differences: Mapping[str, str]) -> str:
     cause = next(text for prefix, text in CAUSES.items() if all(name.startswith(prefix) for name in differences))
-    lines = [f"\n  {name} {text}" for name, text in sorted(differences.items())]
+    parameters_first = sorted(differences, key=lambda name: (not name.startswith("parameters."), name))
+    lines = [f"\n  {name} {differences[name]}" for name in parameters_first]
     more = f"\n  and {len(lines) - MOST_SHOWN} more" if len(lines) > MOST_SHOWN else ""
     return (
         f"{path} is a checkpoint of {cause}, or give another run.name to start anew.\n"

@@ -8,7 +8,7 @@ Knows nothing of files.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -42,7 +42,7 @@ def to_logical(program: Program, state: TrainState) -> Arrays:
 
 def from_logical(program: Program, arrays: Mapping[str, jax.Array]) -> TrainState:
     """The state made of logical arrays. Where nothing is padded it is the same memory: do not use `arrays` again."""
-    return _view(program).from_logical(dict(arrays))
+    return _view(program).from_logical(arrays)
 
 
 def abstract_logical(program: Program) -> dict[str, jax.ShapeDtypeStruct]:
@@ -54,33 +54,44 @@ class _View(NamedTuple):
     layouts: dict[str, Layout]
     abstract: dict[str, jax.ShapeDtypeStruct]
     to_logical: Callable[[TrainState], Arrays]
-    from_logical: Callable[[Arrays], TrainState]
+    from_logical: Callable[[Mapping[str, jax.Array]], TrainState]
 
 
-@lru_cache(maxsize=4)  # for the sake of the two compiled functions; no arrays are kept
+@lru_cache(maxsize=4)  # for the sake of the compiled functions; no arrays are kept
 def _view(program: Program) -> _View:
     state = program.abstract_state()
     layouts = _by_name(_layouts(program, state))
     leaves, form = jax.tree.flatten(state)
+    stored = dict(zip(layouts, leaves, strict=True))
     abstract = {
-        name: jax.ShapeDtypeStruct(layout.shape, leaf.dtype, sharding=NamedSharding(program.mesh, layout.logical_spec))
-        for (name, layout), leaf in zip(layouts.items(), leaves, strict=True)
+        name: jax.ShapeDtypeStruct(
+            layout.shape, stored[name].dtype, sharding=NamedSharding(program.mesh, layout.logical_spec)
+        )
+        for name, layout in layouts.items()
     }
+    padded = [name for name, layout in layouts.items() if layout.stored_shape != layout.shape]
+
+    @partial(jax.jit, out_shardings=_shardings(abstract))
+    def unpad(arrays: Arrays) -> Arrays:
+        # Without the copy, jit might hand back the very buffers that the next step donates.
+        return {name: jnp.copy(layouts[name].logical(array)) for name, array in arrays.items()}
+
+    @partial(jax.jit, out_shardings=_shardings({name: stored[name] for name in padded}))
+    def pad(arrays: Arrays) -> Arrays:
+        return {name: layouts[name].store(array) for name, array in arrays.items()}
 
     def to_logical(state: TrainState) -> Arrays:
-        # Without the copy, jit would hand back the very buffers that the next step donates.
-        pairs = zip(layouts.items(), jax.tree.leaves(state), strict=True)
-        return {name: jnp.copy(layout.logical(leaf)) for (name, layout), leaf in pairs}
+        return unpad(dict(zip(layouts, jax.tree.leaves(state), strict=True)))
 
-    def from_logical(arrays: Arrays) -> TrainState:
-        return jax.tree.unflatten(form, [layout.store(arrays[name]) for name, layout in layouts.items()])
+    def from_logical(arrays: Mapping[str, jax.Array]) -> TrainState:
+        arrays = {**arrays, **pad({name: arrays[name] for name in padded})}
+        return jax.tree.unflatten(form, [jax.device_put(arrays[name], x.sharding) for name, x in stored.items()])
 
-    return _View(
-        layouts,
-        abstract,
-        jax.jit(to_logical, out_shardings={name: x.sharding for name, x in abstract.items()}),
-        jax.jit(from_logical, out_shardings=jax.tree.map(lambda x: x.sharding, state)),
-    )
+    return _View(layouts, abstract, to_logical, from_logical)
+
+
+def _shardings(abstract: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, Any]:
+    return {name: x.sharding for name, x in abstract.items()}
 
 
 def _layouts(program: Program, state: Tree) -> Tree:
