@@ -146,10 +146,12 @@ def _describe(arrays: Mapping[str, Any]) -> dict[str, str]:
 
 def _differences(found: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str]:
     """Name -> what is wrong with it, for each array that is not the same in both."""
-    differences = {name: f"is {found[name]} there and {wanted[name]} here" for name in found if name in wanted}
-    differences = {name: text for name, text in differences.items() if found[name] != wanted[name]}
-    differences |= {name: f"is {wanted[name]} here and not there" for name in wanted if name not in found}
-    return differences | {name: f"is {found[name]} there and not here" for name in found if name not in wanted}
+    both = [name for name in found if name in wanted and found[name] != wanted[name]]
+    return (
+        {name: f"is {found[name]} there and {wanted[name]} here" for name in both}
+        | {name: f"is {wanted[name]} here and not there" for name in wanted if name not in found}
+        | {name: f"is {found[name]} there and not here" for name in found if name not in wanted}
+    )
 
 
 def _another_model(path: Path, differences: Mapping[str, str]) -> str:
