@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.interpreters.partial_eval import dce_jaxpr
@@ -69,6 +70,8 @@ def trace_step(config: Config) -> ClosedJaxpr:
     """The train step of a config, no mesh axis of which is -1, on as many devices as it asks for. None is needed."""
     mesh: Any = AbstractMesh(tuple(config.mesh.sizes.values()), AXES)
     program = Program(config, mesh)
+    # Asked for its specs, optax makes a counter: a real array, which would start a device, unless it is traced.
+    jax.eval_shape(lambda: jax.tree.map(lambda _: None, program.state_specs))
     step: Any = program.step
     return step.trace(program.abstract_state(), program.abstract_batch()).jaxpr
 
@@ -81,11 +84,25 @@ def wire(program: ClosedJaxpr) -> list[Transfer]:
     Raises:
         NotImplementedError: a collective that has no rule here, or whose number is known only when the program runs.
     """
-    used, _ = dce_jaxpr(program.jaxpr, [True] * len(program.jaxpr.outvars))
     counts: Counter[Transfer] = Counter()
-    for transfer, times in _walk(used, {}):
+    for transfer, times in _walk(used(program), {}):
         counts[transfer] += times
     return sorted(Transfer(t.kind, t.axes, t.devices, t.dtype, t.elements, count) for t, count in counts.items())
+
+
+def used(program: ClosedJaxpr) -> Jaxpr:
+    """The part of a program that its results depend on."""
+    return dce_jaxpr(program.jaxpr, [True] * len(program.jaxpr.outvars))[0]
+
+
+def within(equation: JaxprEqn) -> Iterator[Jaxpr]:
+    """The programs inside of an equation: bodies of loops and branches, calls, recomputed and manual regions."""
+    for value in equation.params.values():
+        for item in value if isinstance(value, tuple) else (value,):
+            if isinstance(item, ClosedJaxpr):
+                yield item.jaxpr
+            elif isinstance(item, Jaxpr):
+                yield item
 
 
 def _walk(jaxpr: Jaxpr, sizes: Mapping[str, int]) -> Iterator[tuple[Transfer, int]]:
@@ -97,7 +114,7 @@ def _walk(jaxpr: Jaxpr, sizes: Mapping[str, int]) -> Iterator[tuple[Transfer, in
         elif name not in SILENT and (axes := _axes(params)):
             raise NotImplementedError(f"no rule for what {name} over {axes} sends")
         inner_sizes = dict(params["mesh"].shape) if name == "shard_map" else sizes
-        for inner in _inner(params):
+        for inner in within(equation):
             for transfer, times in _walk(inner, inner_sizes):
                 if name in ("cond", "while"):
                     raise NotImplementedError(f"{transfer.kind} inside of {name}: how often is known only when it runs")
@@ -118,13 +135,3 @@ def _axes(params: Mapping[str, Any]) -> tuple[str, ...]:
     """The mesh axes that an equation names."""
     named = params.get("axis_name", params.get("axes", ()))
     return tuple(axis for axis in (named if isinstance(named, tuple) else (named,)) if isinstance(axis, str))
-
-
-def _inner(params: Mapping[str, Any]) -> Iterator[Jaxpr]:
-    """The programs within an equation: bodies of loops and branches, calls, recomputed and manual regions."""
-    for value in params.values():
-        for item in value if isinstance(value, tuple) else (value,):
-            if isinstance(item, ClosedJaxpr):
-                yield item.jaxpr
-            elif isinstance(item, Jaxpr):
-                yield item
