@@ -30,27 +30,25 @@ def attention(
     """
     batch, num_queries, heads, head_dim = q_BSHK.shape
     num_keys, kv_heads = k_BTGK.shape[1:3]
-    q_BSGRK = q_BSHK.reshape(batch, num_queries, kv_heads, heads // kv_heads, head_dim)
-    logits = jnp.einsum("bsgrk,btgk->bgrst", q_BSGRK, k_BTGK, preferred_element_type=jnp.float32)
-    logits *= head_dim**-0.5
+    # Plain batched matrix products, the queries of one key head as rows of one matrix: XLA's CPU backend is slow at others.
+    q_BGNK = q_BSHK.transpose(0, 2, 1, 3).reshape(batch, kv_heads, -1, head_dim)
+    k_BGKT, v_BGTK = k_BTGK.transpose(0, 2, 3, 1), v_BTGK.transpose(0, 2, 1, 3)
+    logits = jnp.matmul(q_BGNK, k_BGKT, preferred_element_type=jnp.float32) * head_dim**-0.5
+    logits = logits.reshape(batch, kv_heads, -1, num_queries, num_keys)
     if soft_cap is not None:
         logits = soft_cap * jnp.tanh(logits / soft_cap)
 
     distance_ST = query_offset + jnp.arange(num_queries)[:, None] - jnp.arange(num_keys)[None, :]
     if alibi_slopes_H is not None:
-        slopes_GR11 = alibi_slopes_H.astype(jnp.float32).reshape(kv_heads, -1, 1, 1)
-        logits -= slopes_GR11 * distance_ST
+        logits -= alibi_slopes_H.astype(jnp.float32).reshape(kv_heads, -1, 1, 1) * distance_ST
     seen = distance_ST >= 0
     if window is not None:
         seen &= distance_ST < window
     if segments is not None:
-        query_segments, key_segments = segments
-        seen = seen & (query_segments[:, None, None, :, None] == key_segments[:, None, None, None, :])
+        seen = seen & (segments[0][:, None, None, :, None] == segments[1][:, None, None, None, :])
 
-    logits = jnp.where(seen, logits, jnp.finfo(jnp.float32).min)
-    weights = jnp.exp(logits - jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True)))
-    weights = jnp.where(seen, weights, 0)
-    total = jnp.sum(weights, axis=-1, keepdims=True)
-    weights = (weights / jnp.where(total == 0, 1, total)).astype(v_BTGK.dtype)
-    out_BSGRK = jnp.einsum("bgrst,btgk->bsgrk", weights, v_BTGK)
-    return out_BSGRK.reshape(q_BSHK.shape).astype(q_BSHK.dtype)
+    weights = jax.nn.softmax(jnp.where(seen, logits, jnp.finfo(jnp.float32).min), axis=-1)
+    out_BGNK = jnp.matmul(weights.astype(v_BTGK.dtype).reshape(*q_BGNK.shape[:3], num_keys), v_BGTK)
+    out_BGRSK = out_BGNK.reshape(batch, kv_heads, -1, num_queries, head_dim)
+    out_BGRSK = jnp.where(jnp.any(seen, axis=-1, keepdims=True), out_BGRSK, 0)
+    return out_BGRSK.reshape(batch, heads, num_queries, head_dim).transpose(0, 2, 1, 3).astype(q_BSHK.dtype)

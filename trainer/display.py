@@ -89,8 +89,7 @@ def _remarks(metrics: StepMetrics) -> str:
 
 def _evaluation(values: Mapping[str, int | float]) -> str:
     return "evaluation  " + "  ".join(
-        f"{name} {value:,}" if isinstance(value, int) else f"{name} {value:.4f}"
-        for name, value in values.items()
+        f"{name} {value:,}" if isinstance(value, int) else f"{name} {value:.4f}" for name, value in values.items()
     )
 
 
@@ -163,9 +162,7 @@ class LiveDisplay(Display):
             remarks = _remarks(self._latest)
             if remarks:
                 parts.append(Text(remarks, style="yellow"))
-        return Panel(
-            Group(*parts), title=Text(self._title, style="bold"), title_align="left", border_style="dim"
-        )
+        return Panel(Group(*parts), title=Text(self._title, style="bold"), title_align="left", border_style="dim")
 
     def _progress(self) -> Table:
         step = self._latest.step if self._latest else 0

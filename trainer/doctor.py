@@ -83,15 +83,11 @@ def _software() -> Iterator[Finding]:
 
 def _hardware() -> Iterator[Finding]:
     memory = psutil.virtual_memory()
-    yield Finding(
-        "host memory", f"{_gib(memory.available)} of {_gib(memory.total)} free, {os.cpu_count()} cores"
-    )
+    yield Finding("host memory", f"{_gib(memory.available)} of {_gib(memory.total)} free, {os.cpu_count()} cores")
     try:
         devices = jax.devices()
     except RuntimeError as error:
-        yield Finding(
-            "devices", f"jax finds none: {error}", "fail", f"unset JAX_PLATFORMS (now {_platforms()})"
-        )
+        yield Finding("devices", f"jax finds none: {error}", "fail", f"unset JAX_PLATFORMS (now {_platforms()})")
         devices = []
     alike = Counter((device.device_kind, _capacity(device)) for device in devices)
     for (kind, capacity), count in alike.items():
@@ -110,9 +106,7 @@ def _gpu_finding(driver: bool, plugin: str | None, in_use: bool) -> Finding:
     if not driver:
         return Finding("GPUs", "no NVIDIA driver: training runs on the CPU")
     if plugin is None:
-        return Finding(
-            "GPUs", "an NVIDIA driver, but no jax CUDA plugin", "warn", "pip install 'meshwright[cuda]'"
-        )
+        return Finding("GPUs", "an NVIDIA driver, but no jax CUDA plugin", "warn", "pip install 'meshwright[cuda]'")
     return Finding(
         "GPUs",
         f"an NVIDIA driver and {plugin}, but jax does not use them",
@@ -149,9 +143,7 @@ def _train_step() -> tuple[Finding, str]:
             loss = _train(Path(folder))
     except Exception as error:
         advice = "the traceback is below"
-        return Finding(
-            "train step", f"{type(error).__name__}: {error}", "fail", advice
-        ), traceback.format_exc()
+        return Finding("train step", f"{type(error).__name__}: {error}", "fail", advice), traceback.format_exc()
     seconds = time.perf_counter() - start
     return Finding("train step", f"loss {loss:.3f}, {seconds:.1f} s with compiling"), ""
 

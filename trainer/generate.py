@@ -7,26 +7,63 @@ token at a time. The blocks are the training model's own, on the training mesh; 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import PartitionSpec
 
 from models.inputs import Cache
 from sharding import collectives, tensor
 from sharding.mesh import AXES
-from trainer.program import Program
+from trainer.errors import ConfigError
 from trainer.step import Arrays
+
+if TYPE_CHECKING:
+    from trainer.program import Program
+    from trainer.trainer import Trainer
 
 
 class Sampling(NamedTuple):
     """How the next token is chosen; arrays, so that changing them compiles nothing."""
 
-    temperature: jax.Array  # float32; 0: the likeliest
-    top_k: jax.Array  # int32: among that many likeliest
-    seed: jax.Array  # uint32
-    end: jax.Array  # int32: stop after this token; -1: never
+    temperature: jax.typing.ArrayLike  # float32; 0: the likeliest
+    top_k: jax.typing.ArrayLike  # int32: among that many likeliest
+    seed: jax.typing.ArrayLike  # uint32
+    end: jax.typing.ArrayLike  # int32: stop after this token; -1: never
+
+
+def generate(
+    trainer: Trainer,
+    parameters: Arrays,
+    prompt: str,
+    max_tokens: int,
+    temperature: float,
+    top_k: int | None,
+    seed: int,
+) -> str:
+    """See Trainer.generate."""
+    tokenizer, model = trainer.corpus.tokenizer, trainer.config.model
+    if tokenizer is None:
+        raise ConfigError("this run's data has no tokenizer, so text cannot be made of tokens; give data.tokenizer")
+    ids = tokenizer.encode(prompt) if prompt else np.array([tokenizer.eod])
+    if len(ids) >= model.context:
+        raise ConfigError(
+            f"the prompt has {len(ids)} tokens, and the model's context holds {model.context}; shorten it"
+        )
+    tokens = np.zeros((1, model.context), np.int32)
+    tokens[0, : len(ids)] = ids
+    sampling = Sampling(
+        temperature=np.float32(temperature),
+        top_k=np.int32(top_k or model.vocab),
+        seed=np.uint32(seed),
+        end=np.int32(tokenizer.eod),
+    )
+    last = min(model.context, len(ids) + max_tokens)
+    out, length = trainer.program.generate(parameters, tokens, np.int32(len(ids)), np.int32(last), sampling)
+    written = np.asarray(out)[0, len(ids) : int(length)]
+    return prompt + tokenizer.decode(written[written != tokenizer.eod])
 
 
 def generator(program: Program) -> Callable[..., tuple[jax.Array, jax.Array]]:

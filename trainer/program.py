@@ -24,6 +24,7 @@ from sharding.mesh import BATCH_AXES, ZERO_AXES
 from sharding.zero import FETCHED, Zero
 from trainer import loss_scale
 from trainer.config import Config
+from trainer.generate import generator
 from trainer.optimizer import make_optimizer
 from trainer.schedules import learning_rate
 from trainer.step import Metrics, TrainState, TrainStep
@@ -100,6 +101,11 @@ class Program:
         specs = (self.state_specs.parameters, self.batch_specs)
         return jax.jit(self.manual(self.train_step.evaluate, specs, (PartitionSpec(), PartitionSpec())))
 
+    @cached_property
+    def generate(self) -> Callable[..., tuple[jax.Array, jax.Array]]:
+        """See `trainer.generate.generator`, jitted."""
+        return generator(self)
+
     @property
     def batch_specs(self) -> Tree:
         axes = tuple(axis for axis in BATCH_AXES if self.mesh.shape[axis] > 1)
@@ -169,7 +175,7 @@ class Program:
 def _initial(name: str, init: Any, layout: Layout, seed: int) -> jax.Array:
     if init.std:
         return init.std * randomness.normal(name, layout, jnp.uint32(seed))
-    value = jnp.where(randomness.mask(layout), init.value, 0.0)
+    value = jnp.where(randomness.mask(layout), jnp.float32(init.value), jnp.float32(0))
     return collectives.varying(value, layout.sharded_axes)
 
 

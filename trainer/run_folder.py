@@ -173,9 +173,7 @@ def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
     return yaml.safe_load(yaml.safe_dump(dict(config), sort_keys=False))
 
 
-def _differences(
-    old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
-) -> Iterator[tuple[Change, str]]:
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[Change, str]]:
     """(what is allowed, "key was x and is y") for each key that differs, in the order of the new config.
 
     A key that only one of them has comes from another version of meshwright: it is noted, never refused.

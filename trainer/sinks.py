@@ -123,8 +123,7 @@ class WandbSink:
             import wandb
         except ImportError as error:
             raise ConfigError(
-                "run.wandb is set, and wandb is not installed; pip install 'meshwright[wandb]', or leave "
-                "run.wandb out"
+                "run.wandb is set, and wandb is not installed; pip install 'meshwright[wandb]', or leave run.wandb out"
             ) from error
         id_file = folder / "wandb_id"
         options = {"name": run.name, "dir": str(folder), "config": dict(config), "resume": "allow"}

@@ -30,13 +30,13 @@ class TrainBatches:
     global_batch: int
 
     def batch(self, step: int) -> Batch:
-        """The fields of PackedSequences as [B, S], and `sample`, uint32 [B]: see `rows`."""
+        """The fields of PackedSequences as [B, S], and `samples`, uint32 [B]: see `rows`."""
         return self.rows(step, 0, self.global_batch)
 
     def rows(self, step: int, low: int, high: int) -> Batch:
         """Rows low up to high of the batch of `step`.
 
-        `sample` is the row's place in the global stream of samples, modulo 2**32: a dropout key that
+        `samples` is the row's place in the global stream of samples, modulo 2**32: a dropout key that
         depends on neither mesh nor micro-batch.
         """
         place = int(step) * self.global_batch + np.arange(low, high, dtype=np.int64)
@@ -109,5 +109,5 @@ class _Failure:
 
 def _stack(items: list[Item], place: np.ndarray) -> Batch:
     batch = {name: np.stack([item[name] for item in items]) for name in items[0]}
-    batch["sample"] = (place & 0xFFFF_FFFF).astype(np.uint32)
+    batch["samples"] = (place & 0xFFFF_FFFF).astype(np.uint32)
     return batch

@@ -29,11 +29,11 @@ def test_a_batch_is_the_windows_side_by_side():
     batch = TrainBatches(windows(81), seed=0, global_batch=6).batch(2)
     assert {name: array.shape for name, array in batch.items()} == {
         **dict.fromkeys(["tokens", "targets", "segments", "positions", "weights"], (6, 4)),
-        "sample": (6,),
+        "samples": (6,),
     }
     np.testing.assert_array_equal(batch["targets"], batch["tokens"] + 1)
-    assert batch["sample"].dtype == np.uint32
-    assert batch["sample"].tolist() == [12, 13, 14, 15, 16, 17]
+    assert batch["samples"].dtype == np.uint32
+    assert batch["samples"].tolist() == [12, 13, 14, 15, 16, 17]
 
 
 def test_a_restart_sees_what_it_would_have_seen():
@@ -61,7 +61,7 @@ def test_each_epoch_sees_every_window_once_in_a_new_order():
 def test_samples_past_32_bits_do_not_repeat_the_data():
     batches = TrainBatches(windows(81), seed=0, global_batch=8)
     late = batches.batch(2**32)
-    assert late["sample"].tolist() == list(range(8))
+    assert late["samples"].tolist() == list(range(8))
     assert late["tokens"].tolist() != batches.batch(0)["tokens"].tolist()
     np.testing.assert_array_equal(batches.batch(np.int32(2**31 - 1))["tokens"], batches.batch(2**31 - 1)["tokens"])
 

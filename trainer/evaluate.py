@@ -1,0 +1,46 @@
+"""Loss on text that was not trained on: the training model's own forward pass, on the training mesh."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import jax
+import numpy as np
+
+from trainer.data.batches import HeldOutBatches
+from trainer.data.packing import PackedSequences
+from trainer.devices import put_batch
+from trainer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from trainer.trainer import Trainer
+
+
+def evaluate(trainer: Trainer, parameters: dict[str, jax.Array], everything: bool) -> dict[str, float]:
+    """See Trainer.evaluate. Σ token loss / Σ counted tokens over at most train.eval_batches global batches."""
+    config, corpus, program = trainer.config, trainer.corpus, trainer.program
+    documents = range(corpus.indexed.num_documents) if everything else corpus.heldout_documents
+    if not documents:
+        raise ConfigError(
+            "no document is held out to evaluate on; raise data.holdout, or give data.path more documents"
+        )
+    packed = PackedSequences(corpus.indexed, documents, config.batch.sequence)
+    batches = HeldOutBatches(packed, config.batch.global_, config.train.eval_batches)
+    loss = tokens = num_bytes = 0.0
+    for index in range(len(batches)):
+        host = batches.batch(index)
+        batch = put_batch(
+            program.mesh,
+            program.batch_specs,
+            config.batch.global_,
+            lambda low, high, host=host: {name: array[low:high] for name, array in host.items()},
+        )
+        sums = jax.device_get(program.evaluate(parameters, batch))
+        loss, tokens = loss + float(sums[0]), tokens + float(sums[1])
+        if corpus.bytes_per_token is not None:
+            num_bytes += float(np.sum(corpus.bytes_per_token[host["targets"]] * host["weights"]))
+    result = {"loss": loss / tokens, "perplexity": math.exp(min(loss / tokens, 700)), "tokens": int(tokens)}
+    if num_bytes:
+        result |= {"bits_per_byte": loss / math.log(2) / num_bytes, "bytes": int(num_bytes)}
+    return result

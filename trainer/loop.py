@@ -1,0 +1,146 @@
+"""The training loop around the steps: what is logged, evaluated, profiled and saved, and when.
+
+The host runs ahead of the devices and waits for them only when something is printed.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import jax
+
+from trainer.chips import memory_in_use, peak_flops
+from trainer.display import Display, make_display
+from trainer.errors import ConfigError
+from trainer.held import held
+from trainer.metrics import StepMetrics, model_flops_per_token
+from trainer.run_folder import RunFolder, describe_environment
+from trainer.signals import StopRequest
+from trainer.sinks import Sinks, open_sinks
+from trainer.step import Metrics
+
+if TYPE_CHECKING:
+    from trainer.trainer import Trainer
+
+
+class Loop:
+    """One call of `Trainer.train`."""
+
+    def __init__(self, trainer: Trainer, steps: int | None) -> None:
+        self.trainer = trainer
+        self.steps = steps
+        self.config = trainer.config
+        self.devices = list(trainer.program.mesh.devices.flat)
+        self.unlogged: list[Metrics] = []
+        self.logged_at = 0.0
+
+    def run(self) -> None:
+        trainer, config = self.trainer, self.config
+        local = [device for device in self.devices if device.process_index == jax.process_index()]
+        title = f"{config.run.name} on {len(self.devices)} x {self.devices[0].device_kind}"
+        if jax.process_index() == 0:
+            trainer.display = make_display(title, config.train.steps, lambda: memory_in_use(local))
+        with trainer.display as display, StopRequest() as stop:
+            self._open_folder(display)
+            jax.block_until_ready(trainer.restored_state)
+            first = trainer.step
+            last = config.train.steps if self.steps is None else first + self.steps
+            if first:
+                display.say(f"goes on from step {first}")
+            if first >= last:
+                display.say(f"nothing to do: the run has finished its {last} steps; raise train.steps to go on")
+                return
+            sinks = open_sinks(config.run, trainer.folder, config.to_dict(), first)
+            try:
+                self._train(last, display, sinks, stop)
+            finally:
+                sinks.close()
+        self._report()
+
+    def _train(self, last: int, display: Display, sinks: Sinks, stop: StopRequest) -> None:
+        trainer, train = self.trainer, self.config.train
+        self.logged_at = time.perf_counter()
+        for metrics in trainer.steps(last - trainer.step):
+            self.unlogged.append(metrics)
+            step = trainer.step
+            ends = step == last or stop.signal is not None
+            self._profile(step)
+            if step % train.log_every == 0 or len(self.unlogged) == step == 1 or ends:
+                self._log(display, sinks)
+            if train.eval_every is not None and (step % train.eval_every == 0 or step == last):
+                self._evaluate(display, sinks)
+            if ends or (train.checkpoint_every is not None and step % train.checkpoint_every == 0):
+                trainer.save()
+            if ends:
+                break
+        trainer.checkpoints.wait()
+        trainer.stopped_by = stop.signal
+        if stop.signal is not None and trainer.step < last:
+            display.say(
+                f"stopped by {stop.signal.name} after step {trainer.step}, saved; the same command goes on from there"
+            )
+
+    def _open_folder(self, display: Display) -> None:
+        trainer, config = self.trainer, self.config
+        devices = [f"{device.platform}:{device.device_kind}" for device in self.devices]
+        environment = describe_environment(devices, trainer.corpus.hash)
+        if jax.process_index() != 0:
+            return
+        for note in RunFolder(trainer.folder).open(config.to_dict(), environment):
+            display.say(note)
+        if trainer.corpus.tokenizer is not None:
+            trainer.corpus.tokenizer.save(trainer.folder / "tokenizer.json")
+
+    def _log(self, display: Display, sinks: Sinks) -> None:
+        """Waits for the devices, and says where training stands. Speeds are means since the last time."""
+        count = len(self.unlogged)
+        fetched: list[Metrics] = jax.device_get(self.unlogged)
+        self.unlogged.clear()
+        now = time.perf_counter()
+        seconds, self.logged_at = now - self.logged_at, now
+        config, latest = self.config, fetched[-1]
+        if latest.exhausted:
+            raise ConfigError(
+                f"step {self.trainer.step}: gradients overflow float16 even at the smallest loss scale, "
+                f"{float(latest.loss_scale):g}; use precision.compute=bfloat16, or a lower optimizer.learning_rate"
+            )
+        self.trainer.tokens += sum(int(metrics.tokens) for metrics in fetched)
+        tokens = count * config.batch.global_ * config.batch.sequence
+        flops = tokens * model_flops_per_token(config.model, config.batch.sequence) / seconds
+        peak = peak_flops(self.devices[0].device_kind, config.precision.compute)
+        metrics = StepMetrics(
+            step=self.trainer.step,
+            loss=float(latest.loss),
+            grad_norm=float(latest.grad_norm),
+            learning_rate=float(latest.learning_rate),
+            tokens=self.trainer.tokens,
+            tokens_per_second=tokens / seconds,
+            step_seconds=seconds / count,
+            model_flops_per_second=flops,
+            loss_scale=float(latest.loss_scale) if config.precision.compute == "float16" else None,
+            skipped_steps=int(latest.skipped_steps),
+            mfu=None if peak is None else flops / (peak * len(self.devices)),
+        )
+        display.step(metrics)
+        sinks.write(metrics.step, metrics.to_dict())
+
+    def _evaluate(self, display: Display, sinks: Sinks) -> None:
+        started = time.perf_counter()
+        values = self.trainer.evaluate()
+        display.evaluation(values)
+        sinks.write(self.trainer.step, {f"eval_{name}": value for name, value in values.items()})
+        self.logged_at += time.perf_counter() - started
+
+    def _profile(self, step: int) -> None:
+        profile = self.config.train.profile
+        if profile is not None and step == profile.start:
+            jax.profiler.start_trace(str(self.trainer.folder / "profile"))
+        if profile is not None and step == profile.start + profile.steps:
+            jax.block_until_ready(self.unlogged)
+            jax.profiler.stop_trace()
+
+    def _report(self) -> None:
+        """What each device held, measured from the arrays it holds, and where the run's files are."""
+        if jax.process_index() == 0:
+            held(self.trainer)
