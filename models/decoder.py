@@ -155,8 +155,8 @@ class Decoder:
         stack = {name: leaf for name, leaf in leaves.items() if name.startswith(STACK)}
         if self.config.scan_layers:
             return jax.lax.scan(block, x, (jnp.arange(self.config.layers), stack))[0]
-        leaves, tree = jax.tree.flatten(stack)
-        for index, layer in enumerate(zip(*map(_unstack, leaves), strict=True)):
+        arrays, tree = jax.tree.flatten(stack)
+        for index, layer in enumerate(zip(*map(_unstack, arrays), strict=True)):
             x, _ = block(x, (index, jax.tree.unflatten(tree, layer)))
         return x
 

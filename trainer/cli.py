@@ -103,15 +103,20 @@ def generate(
 
 
 @app.command("eval", cls=Command)
-def evaluate(run: RunFolder, overrides: Overrides = None) -> None:
+def evaluate(
+    run: RunFolder,
+    overrides: Overrides = None,
+    baselines: Annotated[bool, typer.Option("--baselines", help="Also what unigrams and xz reach.")] = False,
+) -> None:
     """Measure a trained model on its held-out text.
 
     Example: meshwright eval runs/quickstart train.eval_batches=32
     """
     from trainer.trainer import Trainer
 
-    for name, value in Trainer.from_run(run, overrides or ()).evaluate().items():
-        typer.echo(f"{name:<12} {value:,}" if isinstance(value, int) else f"{name:<12} {value:.4f}")
+    trainer = Trainer.from_run(run, overrides or ())
+    for name, value in (trainer.evaluate() | (trainer.baselines() if baselines else {})).items():
+        typer.echo(f"{name:<18} {value:,}" if isinstance(value, int) else f"{name:<18} {value:.4f}")
 
 
 @app.command(cls=Command)

@@ -108,12 +108,9 @@ def _tensor(config: Config, tensor: int) -> Iterator[str]:
 def _schedule(config: Config) -> Iterator[str]:
     optimizer, steps = config.optimizer, config.train.steps
     warmup, decay = optimizer.warmup_steps, optimizer.decay_steps
-    if steps and warmup >= steps:
-        yield (
-            f"optimizer.warmup_steps={warmup} must be less than train.steps={steps}; use at most {steps - 1}, or more "
-            "steps"
-        )
-    elif decay is not None and optimizer.schedule == "wsd" and warmup + decay > steps:
+    if warmup >= steps:  # a short trial that ends inside its warm-up
+        return
+    if decay is not None and optimizer.schedule == "wsd" and warmup + decay > steps:
         yield (
             f"optimizer.warmup_steps={warmup} + optimizer.decay_steps={decay} is more than "
             f"train.steps={steps}; use a decay_steps of at most {steps - warmup}, or more steps"

@@ -44,20 +44,23 @@ def put_batch(mesh: Mesh, specs: Batch, size: int, rows: Rows) -> Batch:
     """
     spec: PartitionSpec = specs.tokens  # type: ignore[assignment]
     sharding = NamedSharding(mesh, spec)
-    slices = [index[0].indices(size)[:2] for index in sharding.addressable_devices_indices_map((size,)).values()]
-    low, high = min(begin for begin, _ in slices), max(end for _, end in slices)
+    spans = [_span(index, size) for index in sharding.addressable_devices_indices_map((size,)).values()]
+    low, high = min(begin for begin, _ in spans), max(end for _, end in spans)
     host = rows(low, high)
 
-    def put(name: str) -> jax.Array:
-        array = host[name]
-
-        def shard(index: tuple[slice, ...]) -> np.ndarray:
-            begin, end, _ = index[0].indices(size)
+    def put(array: np.ndarray) -> jax.Array:
+        def shard(index: tuple[slice, ...] | None) -> np.ndarray:
+            begin, end = _span(index, size)
             return array[begin - low : end - low]
 
         return jax.make_array_from_callback((size, *array.shape[1:]), sharding, shard)
 
-    return Batch(*(put(name) for name in Batch._fields))
+    return Batch(*(put(host[name]) for name in Batch._fields))
+
+
+def _span(index: tuple[slice, ...] | None, size: int) -> tuple[int, int]:
+    """The rows of one device: begin and end."""
+    return index[0].indices(size)[:2] if index else (0, size)
 
 
 def _make_virtual(count: int) -> None:
@@ -68,6 +71,6 @@ def _make_virtual(count: int) -> None:
     except RuntimeError:  # JAX is running: what there is, is all there will be
         if len(jax.devices()) < count:
             raise ConfigError(
-                f"mesh.virtual_devices={count}, but JAX has already started with {len(jax.devices())}; make the Trainer "
-                f"before anything else uses JAX, or set jax.config.update('jax_num_cpu_devices', {count}) first"
+                f"mesh.virtual_devices={count}, but JAX has already started with {len(jax.devices())}; "
+                f"train before anything else uses JAX, or set jax.config.update('jax_num_cpu_devices', {count}) first"
             ) from None

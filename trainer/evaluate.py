@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING
 
 import jax
@@ -30,12 +31,7 @@ def evaluate(trainer: Trainer, parameters: dict[str, jax.Array], everything: boo
     loss = tokens = num_bytes = 0.0
     for index in range(len(batches)):
         host = batches.batch(index)
-        batch = put_batch(
-            program.mesh,
-            program.batch_specs,
-            config.batch.global_,
-            lambda low, high, host=host: {name: array[low:high] for name, array in host.items()},
-        )
+        batch = put_batch(program.mesh, program.batch_specs, config.batch.global_, partial(batches.rows, index))
         sums = jax.device_get(program.evaluate(parameters, batch))
         loss, tokens = loss + float(sums[0]), tokens + float(sums[1])
         if corpus.bytes_per_token is not None:

@@ -1,7 +1,7 @@
 """Text from a trained model: one compiled program, whatever the length of the prompt or of what follows.
 
-The prompt, padded to the model's context, goes through the blocks at once and fills a cache of keys and values; then one
-token at a time. The blocks are the training model's own, on the training mesh; decoding keeps the sequence whole.
+The prompt, padded to the model's context, goes through the blocks at once and fills a cache of keys and values; then
+one token at a time. The blocks are the training model's own, on the training mesh; decoding keeps the sequence whole.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from trainer.trainer import Trainer
 
 
+Carry = tuple[jax.Array, jax.Array, jax.Array, Cache]  # tokens so far, how many, logits of the next, cache
+
+
 class Sampling(NamedTuple):
     """How the next token is chosen; arrays, so that changing them compiles nothing."""
 
@@ -44,9 +47,7 @@ def generate(
     seed: int,
 ) -> str:
     """See Trainer.generate."""
-    tokenizer, model = trainer.corpus.tokenizer, trainer.config.model
-    if tokenizer is None:
-        raise ConfigError("this run's data has no tokenizer, so text cannot be made of tokens; give data.tokenizer")
+    tokenizer, model = trainer.tokenizer, trainer.config.model
     ids = tokenizer.encode(prompt) if prompt else np.array([tokenizer.eod])
     if len(ids) >= model.context:
         raise ConfigError(
@@ -88,11 +89,11 @@ def generator(program: Program) -> Callable[..., tuple[jax.Array, jax.Array]]:
             logits, cache = program.model.decode(leaves, step.fetch, tokens, cache, offset, at)
             return collectives.gather(logits, [tensor.AXIS], 1)[:, : config.vocab], cache
 
-        def more(carry: tuple[jax.Array, ...]) -> jax.Array:
+        def more(carry: Carry) -> jax.Array:
             tokens, at, _, _ = carry
             return (at < last) & (tokens[0, at - 1] != sampling.end)
 
-        def append(carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        def append(carry: Carry) -> Carry:
             tokens, at, logits, cache = carry
             token = collectives.all_max(_sample(logits, at, sampling), AXES)
             tokens = jax.lax.dynamic_update_slice(tokens, token[:, None], (0, at))
@@ -105,7 +106,7 @@ def generator(program: Program) -> Callable[..., tuple[jax.Array, jax.Array]]:
         return tokens, length
 
     scalar = PartitionSpec()
-    specs = (program.state_specs.parameters, scalar, scalar, scalar, Sampling(*[scalar] * 4))
+    specs = (program.state_specs.parameters, *[scalar] * 4)
     return jax.jit(program.manual(generate, specs, (scalar, scalar)))
 
 

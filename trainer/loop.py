@@ -23,6 +23,9 @@ from trainer.step import Metrics
 if TYPE_CHECKING:
     from trainer.trainer import Trainer
 
+TOKENIZER = "tokenizer.json"
+"""In the run's folder."""
+
 
 class Loop:
     """One call of `Trainer.train`."""
@@ -90,7 +93,7 @@ class Loop:
         for note in RunFolder(trainer.folder).open(config.to_dict(), environment):
             display.say(note)
         if trainer.corpus.tokenizer is not None:
-            trainer.corpus.tokenizer.save(trainer.folder / "tokenizer.json")
+            trainer.corpus.tokenizer.save(trainer.folder / TOKENIZER)
 
     def _log(self, display: Display, sinks: Sinks) -> None:
         """Waits for the devices, and says where training stands. Speeds are means since the last time."""

@@ -89,8 +89,8 @@ class Program:
         return jax.jit(self.manual(self._init_local, (), self.state_specs))
 
     @cached_property
-    def step(self) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
-        """The train step, jitted; the state passed in is donated."""
+    def step(self) -> jax.stages.Wrapped:
+        """The train step, (TrainState, Batch) -> (TrainState, Metrics), jitted; the state passed in is donated."""
         metrics = _all(Metrics, PartitionSpec())
         specs = (self.state_specs, self.batch_specs)
         return jax.jit(self.manual(self.train_step, specs, (self.state_specs, metrics)), donate_argnums=0)

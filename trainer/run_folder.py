@@ -21,6 +21,7 @@ from typing import Any
 
 import yaml
 
+from trainer import config_yaml
 from trainer.errors import ConfigError
 
 PACKAGES = ("meshwright", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "tokenizers")
@@ -74,7 +75,7 @@ class RunFolder:
         starts = [*self._starts(), environment]
         go_on = f"meshwright train {self._file('config.yaml')}"
         header = f"# The resolved config of this run; to go on with it: {go_on}\n"
-        self._write("config.yaml", header + yaml.safe_dump(config, sort_keys=False))
+        self._write("config.yaml", header + config_yaml.dump(config))
         self._write("environment.json", json.dumps(starts, indent=2) + "\n")
         return notes
 

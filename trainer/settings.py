@@ -38,8 +38,8 @@ class BatchConfig:
         if per_group % micro:
             divisors = [n for n in range(1, per_group + 1) if per_group % n == 0]
             raise ValueError(
-                f"batch.global={self.global_} = micro {micro} x accumulation x {num_groups} has no whole solution: each "
-                f"of the {num_groups} groups takes {per_group} sequences; batch.micro can be one of {divisors}"
+                f"batch.global={self.global_} = micro {micro} x accumulation x {num_groups} has no whole solution: "
+                f"each of the {num_groups} groups takes {per_group} sequences; batch.micro can be one of {divisors}"
             )
         return per_group // micro
 

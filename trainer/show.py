@@ -59,7 +59,7 @@ class Parameter:
     spec: Spec
     """The mesh axes that each dim is cut over, at rest."""
     weights: int
-    """The copy that layers compute with, while it is held for the whole step; the master, in float32, is none."""
+    """The copy that layers compute with, where it is held for the whole step. A whole float32 master needs no copy."""
     gradients: int
     """The float32 sum over the micro-batches."""
     optimizer: int
@@ -187,7 +187,7 @@ def _scanned(config: Config) -> Config:
 
 
 def _parameter(name: str, layout: Layout, config: Config) -> Parameter:
-    """When weights are gathered and gradients scattered decides what is held: see `sharding.zero`."""
+    """What is held follows from when weights are gathered and gradients scattered: see `sharding.zero`."""
     stage, compute = config.zero.stage, jnp.dtype(config.precision.compute)
     cut = layout.zero_dim is not None
     block, shard = math.prod(layout.block_shape), math.prod(layout.shard_shape)
@@ -267,7 +267,7 @@ def _name(variable: Var, made: dict[Var, JaxprEqn], inputs: Sequence[Var]) -> st
 
 def _print(description: Description, console: Console) -> None:
     if not console.is_terminal:
-        console.width = 160
+        console.width = 160  # a pipe has no width, and rich would wrap at 80
     console.print(config_yaml.dump(description.config), highlight=False, markup=False)
     for table in (
         _summary(description),
@@ -280,47 +280,51 @@ def _print(description: Description, console: Console) -> None:
     console.print(NOT_COUNTED, style="dim", highlight=False)
 
 
+def _table(title: str, texts: Sequence[str], numbers: Sequence[str] = ()) -> Table:
+    """Columns of texts, then columns of numbers. Names and numbers are never wrapped; without headings, no header."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_header=any(texts))
+    for heading in texts:
+        table.add_column(heading, no_wrap=heading == texts[0])
+    for heading in numbers:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
 def _summary(d: Description) -> Table:
     groups = math.prod(d.mesh[axis] for axis in BATCH_AXES)
-    mesh = " x ".join(f"{axis} {size}" for axis, size in d.mesh.items() if size > 1) or "no axis"
+    mesh = " x ".join(f"{axis} {size}" for axis, size in d.mesh.items() if size > 1)
     sequences, length = d.config["batch"]["global"], d.config["batch"]["sequence"]
-    table = Table("", "", title="What would be trained", show_header=False, **_STYLE)
-    table.add_row("devices", f"{d.devices:,}: {mesh}")
+    flops = f"{d.model_flops_per_token:.4g} a token; causal attention halved, recompute not counted"
+    table = _table("What would be trained", ["", ""])
+    table.add_row("devices", f"{d.devices:,} = {mesh}" if mesh else "1")
     if d.assumed:
         table.add_row("", d.assumed)
     table.add_row("parameters", f"{d.num_parameters:,}")
     table.add_row("a step", f"{d.tokens_per_step:,} tokens: {sequences:,} sequences of {length:,}")
     table.add_row("", f"micro batch {d.micro_batch} x accumulation {d.accumulation} x {groups} groups of devices")
-    table.add_row(
-        "model FLOPs", f"{d.model_flops_per_token:.4g} a token; causal attention halved, recompute not counted"
-    )
+    table.add_row("model FLOPs", flops)
     return table
 
 
 def _parameters(d: Description) -> Table:
-    table = Table("parameter", "shape/axes", "stored", title="Parameters, bytes per device", **_STYLE)
-    for heading in ("weights", "gradients", "optimizer"):
-        table.add_column(heading, justify="right")
+    title = "Parameters: size→size with padding/axes that cut it, bytes per device"
+    table = _table(title, ["parameter", "shape"], ["weights", "gradients", "optimizer"])
     for p in d.parameters:
-        padded = " x ".join(map(str, p.stored)) if p.stored != p.shape else ""
-        table.add_row(p.name, _shape(p.shape, p.spec), padded, _size(p.weights), _size(p.gradients), _size(p.optimizer))
+        table.add_row(p.name, _shape(p), _size(p.weights), _size(p.gradients), _size(p.optimizer))
     return table
 
 
 def _saved(d: Description) -> Table:
-    policy = d.config["recompute"]["policy"]
-    table = Table("saved", "shape", "dtype", title=f"Activations a layer saves, recompute {policy}", **_STYLE)
-    table.add_column("arrays", justify="right")
-    table.add_column("bytes", justify="right")
+    title = f"Activations that a layer saves, recompute {d.config['recompute']['policy']}, bytes per device"
+    table = _table(title, ["saved", "shape", "dtype"], ["arrays", "bytes"])
     for a in d.activations:
         table.add_row(a.name, " x ".join(map(str, a.shape)), a.dtype, str(a.count), _size(a.bytes))
     return table
 
 
 def _memory(memory: Memory) -> Table:
-    table = Table("", title="Memory per device", show_header=False, **_STYLE)
-    table.add_column(justify="right")
-    table.add_column()
+    table = _table("Memory per device", ["", "", ""])
+    table.columns[1].justify = "right"
     for name, size in dataclasses.asdict(memory).items():
         table.add_row(name, _size(size), MEANING[name])
     table.add_row("total", _size(memory.total), style="bold")
@@ -334,22 +338,23 @@ def _sent(transfers: Sequence[Transfer]) -> Table:
         line: tuple[str, str, str] = t.kind, " x ".join(t.axes), t.dtype
         count, payload, sent = lines.get(line, (0, 0, 0.0))
         lines[line] = count + t.count, payload + t.payload, sent + t.link_bytes
-    table = Table("collective", "axes", "dtype", title="On the wire, per device and step", **_STYLE)
-    for heading in ("calls", "payload", "on the link"):
-        table.add_column(heading, justify="right")
+    title = "On the wire, per device and step"
+    table = _table(title, ["collective", "axes", "dtype"], ["calls", "payload", "on the link"])
     for line, (count, payload, sent) in lines.items():
         table.add_row(*line, f"{count:,}", _size(payload), _size(sent))
     return table
 
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-_STYLE: dict[str, Any] = {"title_justify": "left", "title_style": "bold", "box": box.SIMPLE_HEAD}
 
 
-def _shape(shape: Sequence[int], spec: Spec) -> str:
-    """Each dim with the axes that cut it, such as 70 x 14336/data x 112/tensor."""
-    cuts = ["/".join(["", *([entry] if isinstance(entry, str) else entry or [])]) for entry in spec]
-    return " x ".join(f"{size}{cut}" for size, cut in zip(shape, cuts, strict=True))
+def _shape(p: Parameter) -> str:
+    """Each dim with its padding and the axes that cut it, such as 12 x 50257→50260/tensor/data x 768."""
+    sizes = [
+        f"{size}→{stored}" if size != stored else f"{size}" for size, stored in zip(p.shape, p.stored, strict=True)
+    ]
+    cuts = [[entry] if isinstance(entry, str) else entry or [] for entry in p.spec]
+    return " x ".join("/".join([size, *cut]) for size, cut in zip(sizes, cuts, strict=True))
 
 
 def _size(count: float) -> str:

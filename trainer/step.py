@@ -1,7 +1,7 @@
 """The train step: one function of local blocks, manual over all mesh axes.
 
-Each device sees its own shards and its own rows of the batch, and says by name what it exchanges. Knows the model only as
-a loss, the optimizer only as an elementwise update, and ZeRO only as `before`, `fetch` and `after`.
+Each device sees its own shards and its own rows of the batch, and says by name what it exchanges. Knows the model only
+as a loss, the optimizer only as an elementwise update, and ZeRO only as `before`, `fetch` and `after`.
 """
 
 from __future__ import annotations

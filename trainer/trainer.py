@@ -6,11 +6,12 @@ import contextlib
 import json
 import signal
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import jax
 
+from models.inputs import Batch
 from trainer import logical
 from trainer.checkpoint import Checkpoints
 from trainer.config import Config
@@ -18,11 +19,13 @@ from trainer.config_source import Overrides
 from trainer.data.batches import TrainBatches, prefetch
 from trainer.data.packing import PackedSequences
 from trainer.data.prepare import Corpus, prepare
+from trainer.data.tokenizer import Tokenizer
 from trainer.devices import find_mesh, put_batch, use_compile_cache
 from trainer.display import Display
 from trainer.errors import ConfigError
 from trainer.evaluate import evaluate
 from trainer.generate import generate
+from trainer.loop import TOKENIZER, Loop
 from trainer.program import Program
 from trainer.run_folder import version
 from trainer.step import Metrics, TrainState
@@ -48,6 +51,7 @@ class Trainer:
         """Targets trained on since the start of the run, as far as they have been counted."""
         self.display = Display()
         """Where notes for the user go; silent unless replaced, as `train` does."""
+        self._evaluates_all = False
         self.stopped_by: signal.Signals | None = None
         """The signal that ended `train` early, if one did."""
 
@@ -59,8 +63,12 @@ class Trainer:
             raise ConfigError(
                 f"{folder} holds no config.yaml, so it is no run's folder; name one, such as runs/quickstart"
             )
-        config = Config.load(folder / "config.yaml", [f"run.dir={folder}", *_as_texts(overrides)])
-        trainer = cls(config)
+        texts = [f"run.dir={folder}", *_as_texts(overrides)]
+        other_text = any(text.startswith("data.path=") for text in texts)
+        if other_text and (folder / TOKENIZER).exists():
+            texts.append(f"data.tokenizer={folder / TOKENIZER}")
+        trainer = cls(Config.load(folder / "config.yaml", texts))
+        trainer._evaluates_all = other_text
         if trainer.checkpoints.newest() is None:
             raise ConfigError(f"{folder} holds no complete checkpoint yet; train it first")
         return trainer
@@ -81,6 +89,15 @@ class Trainer:
     def corpus(self) -> Corpus:
         """The tokenised text."""
         return prepare(self._asked.data, self._asked.model.vocab, self.display.say)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The run's own, from its folder once it has trained; else the corpus'."""
+        if (self.folder / TOKENIZER).exists():
+            return Tokenizer.load(self.folder / TOKENIZER)
+        if self.corpus.tokenizer is None:
+            raise ConfigError("the data has no tokenizer, so text cannot be made of tokens; give data.tokenizer")
+        return self.corpus.tokenizer
 
     @cached_property
     def folder(self) -> Path:
@@ -106,43 +123,40 @@ class Trainer:
 
         They are scalars on the devices: reading one waits for its step, so read few to keep the devices busy.
         """
-        state = self.restored_state
         config, program = self.config, self.program
         packed = PackedSequences(self.corpus.indexed, self.corpus.train_documents, config.batch.sequence)
         batches = TrainBatches(packed, config.seed, config.batch.global_)
 
-        def get(step: int):  # type: ignore[no-untyped-def]
-            return put_batch(
-                program.mesh,
-                program.batch_specs,
-                config.batch.global_,
-                lambda low, high: batches.rows(step, low, high),
-            )
+        def get(step: int) -> Batch:
+            rows = partial(batches.rows, step)
+            return put_batch(program.mesh, program.batch_specs, config.batch.global_, rows)
 
+        jax.block_until_ready(self.restored_state)
         last = config.train.steps if num is None else self.step + num
         with contextlib.closing(prefetch(get, self.step, max(self.step, last), config.data.prefetch)) as ready:
             for batch in ready:
-                self._state, metrics = program.step(state, batch)
-                state = self._state
+                self._state, metrics = program.step(self.restored_state, batch)
                 self.step += 1
                 yield metrics
 
     def train(self, steps: int | None = None) -> None:
-        """Trains to the end of the run, or `steps` steps, with display, logs, evaluations and checkpoints in its folder.
+        """Trains to the end of the run, or `steps` steps, with display, logs, evaluations and checkpoints.
 
         SIGINT and SIGTERM end it after the step, with a checkpoint; `stopped_by` tells.
         """
-        from trainer.loop import Loop
-
         Loop(self, steps).run()
 
-    def evaluate(self, everything: bool = False) -> dict[str, float]:
-        """Loss (nats per token), perplexity, and bits per byte where the tokenizer tells bytes, on held-out text.
+    def evaluate(self) -> dict[str, float]:
+        """Loss (nats per token), perplexity, and bits per byte where the tokenizer tells bytes.
 
-        Args:
-          everything: on all documents of the corpus, instead of those held out.
+        On the held-out documents; on all of them where `from_run` was given another data.path.
         """
-        return evaluate(self, self.restored_state.parameters, everything)
+        return evaluate(self, self.restored_state.parameters, self._evaluates_all)
+
+    def baselines(self) -> dict[str, float]:
+        """What a model must beat: the unigram entropy (nats per token) of the training text, and the bits per byte of
+        `xz -9e` on the held-out text."""
+        return {"unigram_entropy": self.corpus.unigram_entropy(), "xz_bits_per_byte": self.corpus.xz_bits_per_byte()}
 
     def generate(
         self, prompt: str, max_tokens: int = 100, temperature: float = 1.0, top_k: int | None = None, seed: int = 0

@@ -35,7 +35,7 @@ COLLECTIVES: dict[str, tuple[Kind, Literal["operand", "result"]]] = {
     "pmin": ("all_reduce", "operand"),
 }
 # These name mesh axes and send nothing.
-SILENT = ("pvary", "pcast", "axis_index", "shard_map")
+SILENT = ("pvary", "axis_index", "shard_map")
 
 
 @dataclass(frozen=True, order=True)
