@@ -29,20 +29,9 @@ n  norms of the blocks;  f  the last norm                L  layers;  M  micro-ba
 
 MICRO, SEQUENCE = 2, 48
 COMPUTE, REDUCE = "bfloat16", "float32"
-DATA, TENSOR, BOTH = ("data",), ("tensor",), ("data", "tensor")
-COLUMNS = (
-    "ZeRO",
-    "M",
-    "tensor",
-    "recompute",
-    "kind",
-    "axes",
-    "dtype",
-    "formula",
-    "promised",
-    "counted",
-    "bytes on the link",
-)
+DATA, TENSOR = ("data",), ("tensor",)
+LAYOUT = "ZeRO", "M", "tensor", "replica", "recompute"
+TEXTS, NUMBERS = ("kind", "axes", "dtype", "formula"), ("promised", "counted", "bytes on the link")
 # What recomputing a block in the backward pass sends again, in passes of x: (all-gathers, reduce-scatters).
 AGAIN = {"none": (0, 0), "selective": (2, 0), "full": (2, 1)}
 
@@ -52,11 +41,12 @@ Line = tuple[Kind, tuple[str, ...], str]
 
 @dataclass(frozen=True)
 class Case:
-    """A Llama of three layers on data 4 x tensor, in micro-batches of 2 x 48 tokens. Its sizes divide, and differ."""
+    """Three layers of a Llama whose sizes divide and differ, on replica x data 4 x tensor, 2 x 48 tokens at a time."""
 
     stage: int
     accumulation: int = 1
     tensor: int = 1
+    replica: int = 1
     recompute: str = "selective"
 
     @property
@@ -65,9 +55,9 @@ class Case:
         return Config.from_dict(
             {
                 "model": sizes,
-                "mesh": {"data": 4, "tensor": self.tensor},
+                "mesh": {"replica": self.replica, "data": 4, "tensor": self.tensor},
                 "zero": {"stage": self.stage},
-                "batch": {"global": 4 * MICRO * self.accumulation, "micro": MICRO, "sequence": SEQUENCE},
+                "batch": {"global": self.replica * 4 * MICRO * self.accumulation, "micro": MICRO, "sequence": SEQUENCE},
                 "precision": {"compute": COMPUTE, "reduce": REDUCE},
                 "recompute": self.recompute,
             }
@@ -76,7 +66,8 @@ class Case:
 
 CASES = [
     *(Case(*case) for case in itertools.product(range(4), (1, 4), (1, 2))),
-    *(Case(stage, 4, 2, recompute) for stage in (1, 3) for recompute in ("none", "full")),
+    *(Case(stage, 4, 2, recompute=recompute) for stage in (1, 3) for recompute in ("none", "full")),
+    *(Case(stage, 4, tensor, replica=2) for stage in (0, 1, 3) for tensor in (1, 2)),
 ]
 
 
@@ -104,17 +95,19 @@ def _weights(case: Case) -> Iterator[tuple[Line, str, int]]:
     """Weights and gradients.
 
     Stage 3 gathers a block's weights in the forward pass and again in the backward pass. What is outside of the blocks
-    it gathers once: a lookup's gradient needs no table, and the head's is made in the forward pass, with the loss. A
-    norm works on this device's part of the sequence, so the gradient of its scale is summed over `tensor` too: once a
-    step, and of the shard alone where ZeRO has scattered it.
+    it gathers once: a lookup's gradient needs no table, and the head's is made in the forward pass, with the loss.
+    Over the axes that a weight is replicated on its gradient is summed once a step, and of the shard alone where ZeRO
+    has scattered it: over `replica`, and for norms, which work on this device's part of the sequence, over `tensor`.
     """
     model, M, N = case.config.model, case.accumulation, case.config.mesh.data
     W = model.layers * sum(rows * columns for rows, columns in linear_shapes(model).values()) // case.tensor
     E = 2 * model.vocab * model.hidden // case.tensor
     n, f = 2 * model.layers * model.hidden, model.hidden
+    replica = ("replica",) if case.replica > 1 else ()
+    tensor = TENSOR if case.tensor > 1 else ()
     if case.stage == 0:
-        yield ("all_reduce", DATA, REDUCE), "W + E", W + E
-        yield ("all_reduce", DATA if case.tensor == 1 else BOTH, REDUCE), "n + f", n + f
+        yield ("all_reduce", (*replica, *DATA), REDUCE), "W + E", W + E
+        yield ("all_reduce", (*replica, *DATA, *tensor), REDUCE), "n + f", n + f
         return
     if case.stage == 3:
         yield ("all_gather", DATA, COMPUTE), "M(2W + 2n + E + f)", M * (2 * W + 2 * n + E + f)
@@ -124,8 +117,10 @@ def _weights(case: Case) -> Iterator[tuple[Line, str, int]]:
         yield ("reduce_scatter", DATA, REDUCE), "W + E + n + f", W + E + n + f
     else:
         yield ("reduce_scatter", DATA, REDUCE), "M(W + E + n + f)", M * (W + E + n + f)
-    if case.tensor > 1:
-        yield ("all_reduce", TENSOR, REDUCE), "(n + f)/N", (n + f) // N
+    if replica:
+        yield ("all_reduce", replica, REDUCE), "(W + E)/N", (W + E) // N
+    if replica or tensor:
+        yield ("all_reduce", (*replica, *tensor), REDUCE), "(n + f)/N", (n + f) // N
 
 
 def _activations(case: Case) -> Iterator[tuple[Line, str, int]]:
@@ -147,14 +142,13 @@ def _activations(case: Case) -> Iterator[tuple[Line, str, int]]:
 
 def main() -> int:
     """Prints the table; how many lines differ."""
-    table = Table(*COLUMNS, title="Payload in elements, per device and step", box=box.SIMPLE_HEAD)
-    for column in table.columns:
-        column.no_wrap = True
-        column.justify = "right" if column.header in COLUMNS[-3:] else "left"
+    table = Table(title="Payload in elements, per device and step", box=box.SIMPLE_HEAD)
+    for heading in (*LAYOUT, *TEXTS, *NUMBERS):
+        table.add_column(heading, no_wrap=True, justify="right" if heading in NUMBERS else "left")
     differing = 0
     for case in CASES:
         expected, found = promised(case), counted(case)
-        layout = [str(case.stage), str(case.accumulation), str(case.tensor), case.recompute]
+        layout = [str(case.stage), str(case.accumulation), str(case.tensor), str(case.replica), case.recompute]
         for line in sorted(expected.keys() | found.keys()):
             formula, elements = expected.get(line, ("nothing", 0))
             actual, sent = found.get(line, (0, 0.0))
@@ -166,7 +160,7 @@ def main() -> int:
         table.add_section()
     console = Console()
     if not console.is_terminal:
-        console.width = 150
+        console.width = 170  # a pipe has no width, and rich would cut at 80
     console.print(table)
     console.print(LEGEND, highlight=False)
     console.print(f"{differing} lines differ." if differing else "Every line is as promised.")

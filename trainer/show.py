@@ -283,8 +283,8 @@ def _print(description: Description, console: Console) -> None:
 def _table(title: str, texts: Sequence[str], numbers: Sequence[str] = ()) -> Table:
     """Columns of texts, then columns of numbers. Names and numbers are never wrapped; without headings, no header."""
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_header=any(texts))
-    for heading in texts:
-        table.add_column(heading, no_wrap=heading == texts[0])
+    for i, heading in enumerate(texts):
+        table.add_column(heading, no_wrap=i == 0, overflow="fold")
     for heading in numbers:
         table.add_column(heading, justify="right", no_wrap=True)
     return table

@@ -31,7 +31,7 @@ def test_a_step_sends_what_is_promised(case: Case) -> None:
 
 def test_a_block_sends_two_and_two_forward_and_the_same_backward() -> None:
     x = 2 * 48 * 64  # sequences x tokens x hidden
-    found = {(t.kind, t.axes, t.elements): t.count for t in wire(trace_step(Case(1, 1, 2, "none").config))}
+    found = {(t.kind, t.axes, t.elements): t.count for t in wire(trace_step(Case(1, 1, 2, recompute="none").config))}
     assert found["all_gather", TENSOR, x] == 3 * (2 + 2) + 2  # the embedding's backward pass, and the head's forward
     assert found["reduce_scatter", TENSOR, x] == 3 * (2 + 2) + 2  # the other way round
 
@@ -73,7 +73,7 @@ def _totals(config: Config) -> Counter[tuple[str, int]]:
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_whole_weights_are_never_saved_for_the_backward_pass(stage: int, recompute: str) -> None:
-    config = Case(stage, 1, 2, recompute).config
+    config = Case(stage, 1, 2, recompute=recompute).config
     layouts = [layout for layout in plan_layouts(config, config.mesh.sizes).values() if layout.stacked]
     matrices = {math.prod(layout.layer.block_shape) for layout in layouts if len(layout.layer.dims) > 1}
     saved = list(_saved_by_layer(trace_step(config), config.model.layers))
