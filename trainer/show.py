@@ -307,10 +307,11 @@ def _summary(d: Description) -> Table:
 
 
 def _parameters(d: Description) -> Table:
-    title = "Parameters: size→size with padding/axes that cut it, bytes per device"
-    table = _table(title, ["parameter", "shape"], ["weights", "gradients", "optimizer"])
+    """Two lines each, so that nothing is cut on a terminal of 80 columns."""
+    title = "Parameters: bytes per device, and size→padded size/axes of each dim"
+    table = _table(title, ["parameter"], ["weights", "gradients", "optimizer"])
     for p in d.parameters:
-        table.add_row(p.name, _shape(p), _size(p.weights), _size(p.gradients), _size(p.optimizer))
+        table.add_row(f"{p.name}\n  {_shape(p)}", _size(p.weights), _size(p.gradients), _size(p.optimizer))
     return table
 
 

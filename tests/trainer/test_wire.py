@@ -56,6 +56,15 @@ def test_a_step_agrees_on_four_scalars() -> None:
     }
 
 
+def test_a_bias_is_gathered_once_at_stage_3() -> None:
+    """Its gradient does not need its value. Sizes are those of the key's and the value's weights, and biases."""
+    config = Case(3).config
+    biased = dataclasses.replace(config, model=dataclasses.replace(config.model, bias=True))
+    found = {t.elements: t.count for t in wire(trace_step(biased)) if t.kind == "all_gather"}
+    assert found[64 * 2 * 16] == 2 * 3 * 2  # key and value, layers, forward and backward
+    assert found[2 * 16] == 2 * 3
+
+
 def test_unrolled_layers_send_the_same() -> None:
     config = Case(3, 4, 2).config
     unrolled = dataclasses.replace(config, model=dataclasses.replace(config.model, scan_layers=False))
