@@ -1,0 +1,166 @@
+"""Writes the tables of docs/config.md: every key of a config, from the dataclasses that define it.
+
+    python -m docs.make_config_reference
+
+The meaning of a key is the text under its field. A test fails when the page is stale, or a key has no meaning.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import itertools
+import types
+from collections.abc import Iterator
+from dataclasses import MISSING, is_dataclass
+from dataclasses import fields as dataclass_fields
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from trainer.config import Config
+from trainer.config_errors import BOUNDS, KINDS, fields
+
+PAGE = Path(__file__).with_name("config.md")
+BEGIN, END = "<!-- made by make_config_reference.py: begin -->\n", "<!-- end -->\n"
+
+# For keys whose field says nothing of its own: the name is the field's usual one, and this is the reminder.
+MEANINGS = {
+    "seed": "Of initial weights, of the order of samples and of dropout.",
+    "model.preset": "A published model ([list](models.md#presets)); keys written beside it override its own.",
+    "model.layers": "Blocks.",
+    "model.hidden": "Width of the residual stream.",
+    "model.heads": "Query heads.",
+    "model.vocab": "Rows of the embedding and of the output matrix; every token id is below it.",
+    "model.positions": "How tokens know where they are: rotary, ALiBi, or a learned table of `context` rows.",
+    "model.rope_theta": "Base of the rotary frequencies.",
+    "model.rope_scaling.low_frequency_factor": "Wavelengths over original_context / this are stretched in full.",
+    "model.rope_scaling.high_frequency_factor": "Wavelengths under original_context / this are kept.",
+    "model.rope_scaling.original_context": "The context that the unscaled frequencies were trained with.",
+    "model.rope_scaling.factor": "How much long wavelengths are stretched.",
+    "model.norm": "Of each branch's input and before the head; computed in float32.",
+    "model.norm_epsilon": "Added to the mean square (the variance).",
+    "model.bias": "Projections have biases.",
+    "model.init_std": "Of normal initial weights; / √(2 · layers) for the matrices that end a branch.",
+    "mesh.pipeline": "Not supported yet: refused unless 1.",
+    "mesh.replica": "Groups that hold the same state and take different sequences; ZeRO does not shard over it.",
+    "mesh.data": "Takes different sequences; ZeRO shards over it.",
+    "mesh.expert": "Not supported yet: refused unless 1.",
+    "mesh.context": "Not supported yet: refused unless 1.",
+    "mesh.tensor": "Cuts every layer's matrices, and the sequence between them.",
+    "zero.stage": "0: nothing is sharded; 1: optimizer state; 2: and gradients; 3: and weights: [zero.md](zero.md).",
+    "precision.compute": "What matmuls run in, and weights are gathered in.",
+    "precision.loss_scale.rule": "Whose rule; see [precision.md](precision.md#float16).",
+    "precision.loss_scale.window": "Finite steps in a row before the scale doubles.",
+    "precision.loss_scale.hysteresis": "Overflows before the scale is halved.",
+    "precision.loss_scale.minimum": "The scale never falls below.",
+    "recompute.policy": "See [recompute.md](recompute.md). `recompute: full` is short for it.",
+    "optimizer.name": "The update rule.",
+    "optimizer.learning_rate": "At its peak, after the warm-up.",
+    "optimizer.schedule": "The shape of the decay.",
+    "optimizer.warmup_steps": "Steps of linear rise; step 0 already learns.",
+    "optimizer.beta2": "adamw: decay of the second moment; lion: of its momentum.",
+    "optimizer.epsilon": "adamw: added to the root of the second moment.",
+    "train.steps": "Optimizer steps of the whole run, skipped ones included.",
+    "train.log_every": "Steps between log lines. The host waits for the devices only then.",
+    "train.eval_every": "Steps between evaluations on held-out text, with one at the end; null: never.",
+    "train.keep_checkpoints": "The newest so many stay.",
+    "train.profile.start": "The first step traced, counted from the run's start.",
+    "train.profile.steps": "Steps traced.",
+    "run.name": "Names the folder and the W&B run.",
+    "run.tensorboard": "Write event files beside metrics.jsonl.",
+}
+
+
+def page() -> str:
+    """docs/config.md with its tables made anew."""
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return "\n".join([before + BEGIN, *tables(Config), END]) + after
+
+
+def tables(section: Any, prefix: str = "") -> Iterator[str]:
+    """A heading, the section's own text and a table of its keys; then those of the sections in it."""
+    own = {name: info for name, info in fields(section).items() if prefix or not _section(info)}
+    inner = {name: kind for name, info in fields(section).items() if (kind := _section(info))}
+    if prefix:
+        yield f"### {prefix.removesuffix('.')}\n"
+        yield from _about(section)
+        yield from _table(section, prefix, own)
+    for name, kind in inner.items():
+        yield from tables(kind, f"{prefix}{name}.")
+    if not prefix:
+        yield "### Top level\n"
+        yield from _table(section, prefix, own)
+
+
+def _about(section: type) -> Iterator[str]:
+    text = inspect.getdoc(section)
+    if text and not text.startswith(f"{section.__name__}("):  # what dataclass writes where nothing is said
+        yield " ".join(text.split()) + "\n"
+
+
+def _table(section: Any, prefix: str, keys: dict[str, FieldInfo]) -> Iterator[str]:
+    said = _texts(section)
+    yield "| key | type | default | meaning |"
+    yield "|---|---|---|---|"
+    for name, info in keys.items():
+        key = f"{prefix}{name}"
+        attribute = next(f.name for f in dataclass_fields(section) if f.name.rstrip("_") == name)
+        said_twice = attribute in said and key in MEANINGS
+        assert not said_twice, f"{key} is explained at its field: take it out of MEANINGS"
+        meaning = said.get(attribute) or (f"See [{key}](#{key.replace('.', '')})." if _section(info) else MEANINGS[key])
+        yield f"| `{key}` | {_type(info)} | {_default(section, attribute)} | {meaning} |".replace("\n", " ")
+    yield ""
+
+
+def _texts(section: type) -> dict[str, str]:
+    """Field -> the string that stands under it."""
+    body = ast.parse(inspect.getsource(section)).body[0].body  # type: ignore[attr-defined]
+    return {
+        field.target.id: " ".join(text.value.value.split()).replace("|", "\\|")
+        for field, text in itertools.pairwise(body)
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+    }
+
+
+def _type(info: FieldInfo) -> str:
+    kinds = " or ".join(_word(kind) for kind in _kinds(info.annotation))
+    bounds = [
+        f"{word} {limit}"
+        for item in info.metadata
+        for name, word in BOUNDS.items()
+        if (limit := getattr(item, name, None)) is not None
+    ]
+    return kinds + (f", {' and '.join(bounds)}" if bounds else "").replace("|", "\\|")
+
+
+def _word(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return ", ".join(f"`{choice}`" for choice in get_args(kind))
+    return "a section" if is_dataclass(kind) else KINDS[get_origin(kind) or kind]
+
+
+def _default(section: type, attribute: str) -> str:
+    """As YAML writes it."""
+    field = next(f for f in dataclass_fields(section) if f.name == attribute)  # type: ignore[arg-type]
+    value = field.default
+    if isinstance(value, FieldInfo):
+        value = value.default
+    assert value is not MISSING, f"{attribute} has no default, and the empty file must train"
+    if value is None or isinstance(value, bool):
+        return f"`{str(value).lower().replace('none', 'null')}`"
+    return "its defaults" if is_dataclass(value) else f"`{value}`"
+
+
+def _section(info: FieldInfo) -> Any:
+    return next((kind for kind in _kinds(info.annotation) if is_dataclass(kind)), None)
+
+
+def _kinds(annotation: Any) -> list[Any]:
+    return list(get_args(annotation)) if get_origin(annotation) in (Union, types.UnionType) else [annotation]
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
