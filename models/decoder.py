@@ -50,7 +50,7 @@ class Embedding(nnx.Module):
         """[B, S] -> [B, s, D]."""
         x = tensor.embed(self.weight[...], tokens_BS, inputs.split)
         if hasattr(self, "positions"):
-            x = x + self.positions[...][tensor.slice_of_sequence(inputs.positions, inputs.split)]
+            x = x + tensor.look_up(self.positions[...], tensor.slice_of_sequence(inputs.positions, inputs.split))
         if self.norm is not None:
             x = self.norm(x)
         return drop(x, inputs, self.dropout, 0)

@@ -56,11 +56,37 @@ def own_kv_heads(x_DGK: jax.Array, query_heads: int, heads: int, kv_heads: int) 
 def embed(table_vD: jax.Array, tokens_BS: jax.Array, split: bool) -> jax.Array:
     """Vocabulary-parallel lookup, [B, S] int32 -> [B, s, D]: each device adds the rows of its block of the table."""
     if not collectives.live([AXIS]):
-        return table_vD[tokens_BS]
+        return look_up(table_vD, tokens_BS)
     local = tokens_BS - collectives.axis_index(AXIS) * table_vD.shape[0]
     mine = (local >= 0) & (local < table_vD.shape[0])
-    rows = jnp.where(mine[..., None], table_vD[jnp.where(mine, local, 0)], 0)
+    rows = jnp.where(mine[..., None], look_up(table_vD, jnp.where(mine, local, 0)), 0)
     return leave(rows, split)
+
+
+def look_up(table_ND: jax.Array, indices: jax.Array) -> jax.Array:
+    """table[indices], [..., D]. Its gradient adds up equal indices in float32, whatever the table's dtype.
+
+    In bfloat16 the gradient of a token that a batch holds a thousand times would stop growing at some 256 of them.
+    """
+    table_ND = collectives.varying(table_ND, tuple(collectives.varying_axes(indices)))
+    return _look_up(table_ND, indices, table_ND.shape[0])
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _look_up(table_ND: jax.Array, indices: jax.Array, num_rows: int) -> jax.Array:
+    return table_ND[indices]
+
+
+def _look_up_forward(table_ND: jax.Array, indices: jax.Array, num_rows: int) -> tuple[jax.Array, jax.Array]:
+    return table_ND[indices], indices
+
+
+def _look_up_backward(num_rows: int, indices: jax.Array, d_rows: jax.Array) -> tuple[jax.Array, None]:
+    d_table_ND = jnp.zeros((num_rows, d_rows.shape[-1]), jnp.float32).at[indices].add(d_rows.astype(jnp.float32))
+    return d_table_ND.astype(d_rows.dtype), None
+
+
+_look_up.defvjp(_look_up_forward, _look_up_backward)
 
 
 def logits(x_BSD: jax.Array, table_vD: jax.Array, vocab: int) -> jax.Array:
