@@ -1,0 +1,100 @@
+"""What the speed benchmarks share: one small decoder and a batch for it, CPU time in interleaved rounds, and a table.
+
+Everything that is compared runs in one process, a few steps in turn: whatever else the machine does meanwhile falls on
+all alike, so ratios hold where seconds do not.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from trainer.config import Config
+
+Step = Callable[[], object]
+"""Trains one step, and returns something that is ready when the step is done."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A decoder with RMSNorm, rotary positions, SwiGLU and an output matrix of its own, in float32."""
+
+    layers: int = 4
+    hidden: int = 256
+    heads: int = 4
+    ffn: int = 1024
+    vocab: int = 8192
+    sequence: int = 256
+    batch: int = 8
+
+    def config(self, **sections: Mapping[str, Any]) -> Config:
+        """This model and batch, AdamW at a constant learning rate; `sections` are added to it."""
+        model = {"layers": self.layers, "hidden": self.hidden, "heads": self.heads, "ffn": self.ffn}
+        model |= {"vocab": self.vocab, "context": self.sequence}
+        tree: dict[str, Any] = {
+            "model": model | dict(sections.get("model", {})),
+            "batch": {"global": self.batch, "sequence": self.sequence},
+            "optimizer": {"name": "adamw", "schedule": "constant"},
+        }
+        return Config.from_dict({**sections, **tree})
+
+    def tokens(self) -> tuple[np.ndarray, np.ndarray]:
+        """Random tokens and their targets, int32 [B, S] each."""
+        text = np.random.default_rng(0).integers(self.vocab, size=(self.batch, self.sequence + 1), dtype=np.int32)
+        return text[:, :-1], text[:, 1:]
+
+
+@dataclass
+class Times:
+    """Seconds per step of one variant, an entry for every round."""
+
+    cpu: list[float] = field(default_factory=list)
+    wall: list[float] = field(default_factory=list)
+
+    def add(self, steps: int, run: Callable[[], object]) -> None:
+        """Runs `steps` steps and notes what one took; the whole process's CPU time, of all its threads."""
+        wall, cpu = time.perf_counter(), time.process_time()
+        run()
+        self.wall.append((time.perf_counter() - wall) / steps)
+        self.cpu.append((time.process_time() - cpu) / steps)
+
+
+def measure(variants: Mapping[str, Step], rounds: int, steps: int) -> dict[str, Times]:
+    """Each round gives every variant `steps` steps in turn. A first one, which compiles, is not counted."""
+    for step in variants.values():
+        jax.block_until_ready(step())
+    times = {name: Times() for name in variants}
+    for _ in range(rounds):
+        for name, step in variants.items():
+            times[name].add(steps, lambda step=step: jax.block_until_ready([step() for _ in range(steps)]))
+    return times
+
+
+def ratio(ours: list[float], theirs: list[float]) -> float:
+    """The median over the rounds of ours / theirs: what happens to the machine between rounds cancels."""
+    return statistics.median(mine / other for mine, other in zip(ours, theirs, strict=True))
+
+
+def show(title: str, columns: list[str], rows: list[list[str]]) -> None:
+    """A table of text and right-aligned numbers, under what it was measured on."""
+    table = Table(title=title, box=box.SIMPLE_HEAD)
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="right" if index else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    console = Console()
+    console.print(
+        f"{platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}, jax {jax.__version__}"
+    )
+    console.print(table)
