@@ -1,8 +1,8 @@
 """Megatron's tensor and sequence parallelism, as pairs of functions that do nothing where `tensor` has size 1.
 
 Between the matmuls a layer works on its slice of the sequence (`split`); `enter` makes the sequence whole before a
-column-parallel matmul, `leave` sums the partial results of a row-parallel one and goes back to the slice. Decoding keeps
-the sequence whole (one token cannot be split): then `enter` does nothing and `leave` is an all-reduce.
+column-parallel matmul, `leave` sums the partial results of a row-parallel one and goes back to the slice. Decoding
+keeps the sequence whole (one token cannot be split): then `enter` does nothing and `leave` is an all-reduce.
 
 Shapes: `B` batch, `S` sequence (`s` = this device's slice), `T` = tokens, `D` model, `V` vocabulary (`v` = this
 device's block), `G` key and value heads, `K` head dim.
@@ -10,6 +10,7 @@ device's block), `G` key and value heads, `K` head dim.
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -44,8 +45,8 @@ def slice_of_sequence(x_BS: jax.Array, split: bool) -> jax.Array:
 def own_kv_heads(x_DGK: jax.Array, query_heads: int, heads: int, kv_heads: int) -> jax.Array:
     """The key or value weights of the KV heads that this device's `query_heads` use, heads on dim -2.
 
-    With at least as many KV heads as devices, the weights are cut like the queries' and this is the identity. With fewer,
-    every device holds all of them and takes the one its queries belong to, as Megatron replicates them in the group.
+    With at least as many KV heads as devices, the weights are cut like the queries' and this is the identity. With
+    fewer, every device holds all of them and takes the one its queries belong to, as Megatron replicates them.
     """
     if x_DGK.shape[-2] < kv_heads or query_heads == heads:
         return x_DGK
@@ -135,7 +136,7 @@ def _cross_entropy_forward(
     chunks = _chunks(table_vD, x_TD, targets_T, weights_T)
     # Accumulated as [D, v], which XLA's CPU backend multiplies 1.4 times as fast as [v, D].
     (total, d_table_Dv), d_x = jax.lax.scan(chunk, (_like_loss(x_TD, weights_T), zeros), chunks)
-    return total, (d_x.reshape(x_TD.shape), d_table_Dv.T.astype(table_vD.dtype))
+    return total, (d_x.reshape(-1, d_x.shape[-1])[: x_TD.shape[0]], d_table_Dv.T.astype(table_vD.dtype))
 
 
 def _cross_entropy_backward(
@@ -168,11 +169,15 @@ def _rows(table_vD: jax.Array) -> jax.Array:
 
 
 def _chunks(table_vD: jax.Array, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """Each [T, ...] as [chunks, tokens, ...], with the largest number of tokens that keeps the logits small."""
-    tokens = arrays[0].shape[0]
-    fits = max(1, CHUNK_ELEMENTS // table_vD.shape[0])
-    size = max(n for n in range(1, min(tokens, fits) + 1) if tokens % n == 0)
-    return tuple(x.reshape(tokens // size, size, *x.shape[1:]) for x in arrays)
+    """Each [T, ...] as [chunks, tokens, ...], with small logits. Zeros fill the last chunk; their weight is 0."""
+    tokens, fits = arrays[0].shape[0], max(1, CHUNK_ELEMENTS // table_vD.shape[0])
+    num = -(-tokens // 2 ** int(math.log2(fits)))  # a power of two leaves nothing to fill where it divides
+    size = -(-tokens // num)
+    return tuple(_fill(x, num * size).reshape(num, size, *x.shape[1:]) for x in arrays)
+
+
+def _fill(x: jax.Array, size: int) -> jax.Array:
+    return jnp.pad(x, [(0, size - x.shape[0])] + [(0, 0)] * (x.ndim - 1))
 
 
 def _like_loss(x_TD: jax.Array, weights_T: jax.Array) -> jax.Array:
