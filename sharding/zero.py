@@ -8,8 +8,8 @@ At rest, stages 1 to 3 hold the same thing: 1/N of the float32 master weights an
     2      once, before the micro-batches  as each layer's backward makes them
     3      where a layer uses them         as each layer's backward makes them
 
-`Zero` holds that rule for one leaf at a time. One rule reduces every gradient: a parameter is cast to *varying* over the
-axes it is replicated on before the micro-batches, and its gradient is summed over exactly those axes after them.
+`Zero` holds that rule for one leaf at a time. One rule reduces every gradient: a parameter is cast to *varying* over
+the axes it is replicated on before the micro-batches, and its gradient is summed over exactly those axes after them.
 Knows nothing of models or optimizers.
 """
 
@@ -44,7 +44,7 @@ class ZeroConfig:
 
 @plain_dataclass(frozen=True)
 class Zero:
-    """The rule of one stage: `compute` is the dtype weights travel and work in, `reduce` the one gradients travel in."""
+    """The rule of one stage. Weights travel and work in `compute`, gradients travel in `reduce`."""
 
     stage: int
     compute: DTypeLike
@@ -72,10 +72,6 @@ class Zero:
         if layout.zero_dim is not None and self.stage == 1:
             gradient = _scatter(gradient, layout)
         return collectives.all_sum(gradient, replicated).astype(jnp.float32)
-
-    def gather_whole(self, master: jax.Array, layout: Layout) -> jax.Array:
-        """The weight in the compute dtype for forward-only use (evaluation, generation)."""
-        return _gather(master.astype(self.compute), layout)
 
 
 def _gather(shard: jax.Array, layout: Layout) -> jax.Array:
