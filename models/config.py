@@ -22,6 +22,14 @@ class RopeScaling:
     high_frequency_factor: float = 4.0
     original_context: int = Field(default=8192, ge=1)
 
+    def __post_init__(self) -> None:
+        low, high = self.low_frequency_factor, self.high_frequency_factor
+        if not 0 < low < high:
+            raise ValueError(
+                f"model.rope_scaling: low_frequency_factor={low} must be above 0 and below high_frequency_factor={high}; "
+                "Llama 3 uses 1 and 4"
+            )
+
 
 @dataclass(frozen=True, kw_only=True, config=_STRICT)
 class ModelConfig:
