@@ -26,8 +26,8 @@ class RopeScaling:
         low, high = self.low_frequency_factor, self.high_frequency_factor
         if not 0 < low < high:
             raise ValueError(
-                f"model.rope_scaling: low_frequency_factor={low} must be above 0 and below high_frequency_factor={high}; "
-                "Llama 3 uses 1 and 4"
+                f"model.rope_scaling: low_frequency_factor={low} must be above 0 and below "
+                f"high_frequency_factor={high}; Llama 3 uses 1 and 4"
             )
 
 

@@ -9,7 +9,7 @@ import jax
 
 
 class Batch(NamedTuple):
-    """Packed sequences, [B, S] each but the last; `segments` numbers the documents of a sequence from 1, 0 is padding."""
+    """Packed sequences, [B, S] each but the last; `segments` numbers a sequence's documents from 1, 0 is padding."""
 
     tokens: jax.Array  # int32
     targets: jax.Array  # int32: the next token

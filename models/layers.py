@@ -1,11 +1,11 @@
 """The pieces of a decoder block: projections, norms, attention, MLP.
 
-Each layer reads the same on one device and under tensor parallelism: local shapes come from the weights at hand, and the
-pairs `enter`/`leave` of `sharding.tensor` do nothing on one device. Tokens are flattened before each matmul, which XLA's
-CPU backend needs for speed. Activations a recompute policy may keep are named where they are made.
+Each layer reads the same on one device and under tensor parallelism: local shapes come from the weights at hand, and
+the pairs `enter`/`leave` of `sharding.tensor` do nothing on one device. Tokens are flattened before each matmul, which
+XLA's CPU backend needs for speed. Activations a recompute policy may keep are named where they are made.
 
-Shapes: `B` batch, `S` sequence (`s` = this device's slice), `D` model, `H` heads, `G` key and value heads, `K` head dim,
-`F` feed-forward. Head and feed-forward dims are this device's.
+Shapes: `B` batch, `S` sequence (`s` = this device's slice), `D` model, `H` heads, `G` key and value heads, `K` head
+dim, `F` feed-forward. Head and feed-forward dims are this device's.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from models.rope import rotate
 from pallas_kernels.attention import attention
 from sharding import collectives, randomness, tensor
 
-# Activations by the names that `recompute: selective` keeps: the inputs and outputs of matmuls that cost a matmul to make
-# again. Recomputed instead: norms, attention's scores and softmax, activation functions, and the gathers before matmuls.
+# Activations by the names that `recompute: selective` keeps: the inputs and outputs of matmuls that cost a matmul to
+# make again. Recomputed instead: norms, attention's scores and softmax, activation functions, the gathers before matmuls.
 SELECTIVE_NAMES = ("query", "key", "value", "attention", "attention_residual", "gate", "up")
 
 
