@@ -4,7 +4,7 @@ Each layer reads the same on one device and under tensor parallelism: local shap
 the pairs `enter`/`leave` of `sharding.tensor` do nothing on one device. Tokens are flattened before each matmul, which
 XLA's CPU backend needs for speed. Activations a recompute policy may keep are named where they are made.
 
-Shapes: `B` batch, `S` sequence (`s` = this device's slice), `D` model, `H` heads, `G` key and value heads, `K` head
+Shapes: `B` batch, `S` sequence (`s` = this device's slice), `T` = B x S tokens, `D` model, `H` heads, `G` key and value heads, `K` head
 dim, `F` feed-forward. Head and feed-forward dims are this device's.
 """
 
@@ -25,7 +25,8 @@ from pallas_kernels.attention import attention
 from sharding import collectives, randomness, tensor
 
 # Activations by the names that `recompute: selective` keeps: the inputs and outputs of matmuls that cost a matmul to
-# make again. Recomputed instead: norms, attention's scores and softmax, activation functions, the gathers before matmuls.
+# make again. Recomputed instead: norms, attention's scores and softmax, activation functions, and gathers before
+# matmuls.
 SELECTIVE_NAMES = ("query", "key", "value", "attention", "attention_residual", "gate", "up")
 
 
@@ -59,21 +60,25 @@ class Projection(nnx.Module):
         self.bias = parameter(tuple(dims_out.values()), tuple(dims_out), ZEROS) if config.bias else None
 
     def matmul(self, x: jax.Array, weight: jax.Array) -> jax.Array:
-        """[B, S, in...] x [in..., out...] -> [B, S, out...], without the bias."""
-        tokens = x.reshape(-1, *x.shape[2:])
+        """[T, in...] x [in..., out...] -> [T, out...], without the bias."""
         contract = tuple(range(1, 1 + self.num_in)), tuple(range(self.num_in))
-        y = jax.lax.dot_general(tokens, weight, (contract, ((), ())))
-        return y.reshape(*x.shape[:2], *y.shape[1:])
+        return jax.lax.dot_general(x, weight, (contract, ((), ())))
 
-    def column(self, x_BSD: jax.Array) -> jax.Array:
+    def column(self, x_TD: jax.Array) -> jax.Array:
         """Column-parallel: the whole input, this device's outputs."""
-        y = self.matmul(x_BSD, self.weight[...])
+        y = self.matmul(x_TD, self.weight[...])
         return y if self.bias is None else y + self.bias[...]
 
-    def row(self, x_BSF: jax.Array, split: bool) -> jax.Array:
-        """Row-parallel: this device's inputs, the sum over devices; the bias is added once, after it."""
-        y = tensor.leave(self.matmul(x_BSF, self.weight[...]), split)
+    def row(self, x_TF: jax.Array, batch: int, split: bool) -> jax.Array:
+        """Row-parallel, [T, in...] -> [B, s, D]: this device's inputs, the sum over devices; the bias once, after it."""
+        y = self.matmul(x_TF, self.weight[...])
+        y = tensor.leave(y.reshape(batch, -1, y.shape[-1]), split)
         return y if self.bias is None else y + self.bias[...]
+
+
+def flat(x_BSX: jax.Array) -> jax.Array:
+    """[B, S, ...] -> [T, ...]. Once for all matmuls of a branch: each reshape would be kept for backward on its own."""
+    return x_BSX.reshape(-1, *x_BSX.shape[2:])
 
 
 class Attention(nnx.Module):
@@ -89,9 +94,10 @@ class Attention(nnx.Module):
         self.out = Projection(config, heads, embed, std=config.init_std / math.sqrt(2 * config.layers))
 
     def __call__(self, x_BsD: jax.Array, inputs: Inputs, cache: Cache | None) -> tuple[jax.Array, Cache | None]:
-        x_BSD = tensor.enter(x_BsD, inputs.split)
-        q = self.query.column(x_BSD)
-        k, v = self._kv(x_BSD, self.key, q.shape[-2]), self._kv(x_BSD, self.value, q.shape[-2])
+        x_TD = flat(tensor.enter(x_BsD, inputs.split))
+        q = self.query.column(x_TD)
+        k, v = self._kv(x_TD, self.key, q.shape[-2]), self._kv(x_TD, self.value, q.shape[-2])
+        q, k, v = (y.reshape(x_BsD.shape[0], -1, *y.shape[1:]) for y in (q, k, v))
         if inputs.rope is not None:
             q, k = rotate(q, inputs.rope), rotate(k, inputs.rope)
         q, k, v = checkpoint_name(q, "query"), checkpoint_name(k, "key"), checkpoint_name(v, "value")
@@ -108,12 +114,12 @@ class Attention(nnx.Module):
             soft_cap=self.config.soft_cap,
             query_offset=inputs.offset,
         )
-        return self.out.row(checkpoint_name(out, "attention"), inputs.split), cache
+        return self.out.row(checkpoint_name(flat(out), "attention"), x_BsD.shape[0], inputs.split), cache
 
-    def _kv(self, x_BSD: jax.Array, projection: Projection, query_heads: int) -> jax.Array:
+    def _kv(self, x_TD: jax.Array, projection: Projection, query_heads: int) -> jax.Array:
         heads, kv_heads = self.config.heads, self.config.num_kv_heads
         weight = tensor.own_kv_heads(projection.weight[...], query_heads, heads, kv_heads)
-        y = projection.matmul(x_BSD, weight)
+        y = projection.matmul(x_TD, weight)
         if projection.bias is None:
             return y
         return y + tensor.own_kv_heads(projection.bias[...], query_heads, heads, kv_heads)
@@ -137,13 +143,13 @@ class MLP(nnx.Module):
         self.down = Projection(config, ffn, embed, std=config.init_std / math.sqrt(2 * config.layers))
 
     def __call__(self, x_BsD: jax.Array, split: bool) -> jax.Array:
-        x_BSD = tensor.enter(x_BsD, split)
-        up = checkpoint_name(self.up.column(x_BSD), "up")
+        x_TD = flat(tensor.enter(x_BsD, split))
+        up = checkpoint_name(self.up.column(x_TD), "up")
         if self.config.activation == "swiglu":
-            hidden = jax.nn.silu(checkpoint_name(self.gate.column(x_BSD), "gate")) * up
+            hidden = jax.nn.silu(checkpoint_name(self.gate.column(x_TD), "gate")) * up
         else:
             hidden = jax.nn.gelu(up, approximate=True)
-        return self.down.row(hidden, split)
+        return self.down.row(hidden, x_BsD.shape[0], split)
 
 
 class Block(nnx.Module):
