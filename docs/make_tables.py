@@ -1,8 +1,8 @@
-"""Writes the tables of docs/config.md: every key of a config, from the dataclasses that define it.
+"""Writes the tables that the docs take from the code: every key of a config, and the presets.
 
-    python -m docs.make_config_reference
+    python -m docs.make_tables
 
-The meaning of a key is the text under its field. A test fails when the page is stale, or a key has no meaning.
+The meaning of a key is the text under its field. A test fails when a page is stale, or a key has no meaning.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import ast
 import inspect
 import itertools
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, is_dataclass
 from dataclasses import fields as dataclass_fields
 from pathlib import Path
@@ -19,11 +19,12 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
+from models.presets import PRESETS, num_parameters
 from trainer.config import Config
 from trainer.config_errors import BOUNDS, KINDS, fields
 
-PAGE = Path(__file__).with_name("config.md")
-BEGIN, END = "<!-- made by make_config_reference.py: begin -->\n", "<!-- end -->\n"
+FOLDER = Path(__file__).parent
+BEGIN, END = "<!-- made by make_tables.py: begin -->\n", "<!-- end -->\n"
 
 # For keys whose field says nothing of its own: the name is the field's usual one, and this is the reminder.
 MEANINGS = {
@@ -73,11 +74,31 @@ MEANINGS = {
 }
 
 
-def page() -> str:
-    """docs/config.md with its tables made anew."""
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+def page(name: str) -> str:
+    """One of PAGES with what stands between its marks made anew."""
+    before, _, rest = (FOLDER / name).read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
-    return "\n".join([before + BEGIN, *tables(Config), END]) + after
+    return "\n".join([before + BEGIN, *PAGES[name](), END]) + after
+
+
+def presets() -> Iterator[str]:
+    """A table of the published models."""
+    yield "| preset | parameters | layers | hidden | heads | kv_heads | ffn | vocab | context | positions |"
+    yield "|---|---|---|---|---|---|---|---|---|---|"
+    for name in PRESETS:
+        model = Config.from_dict({"model": {"preset": name}}).model
+        sizes = (
+            num_parameters(model),
+            model.layers,
+            model.hidden,
+            model.heads,
+            model.num_kv_heads,
+            model.ffn_size,
+            model.vocab,
+            model.context,
+        )
+        yield f"| `{name}` | {' | '.join(f'{size:,}' for size in sizes)} | {model.positions} |"
+    yield ""
 
 
 def tables(section: Any, prefix: str = "") -> Iterator[str]:
@@ -162,5 +183,9 @@ def _kinds(annotation: Any) -> list[Any]:
     return list(get_args(annotation)) if get_origin(annotation) in (Union, types.UnionType) else [annotation]
 
 
+PAGES: dict[str, Callable[[], Iterable[str]]] = {"config.md": lambda: tables(Config), "models.md": presets}
+
+
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    for name in PAGES:
+        (FOLDER / name).write_text(page(name), encoding="utf-8")
