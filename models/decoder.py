@@ -30,6 +30,7 @@ from sharding.mesh import BATCH_AXES, ZERO_AXES
 Leaves = Mapping[str, Any]
 Fetch = Callable[[str, Any], jax.Array]
 Policy = Callable[..., bool]
+TOKEN_TABLE = "embedding.weight"
 STACK = "layers."
 """The prefix of the parameters that are stacked over the layers."""
 
@@ -92,6 +93,7 @@ class Decoder:
         `policy` says which of a block's activations to keep for its backward pass (None: whatever JAX keeps).
         """
         inputs = self._inputs(batch, dropout_key)
+        fetch = self._tied_once(leaves, fetch)
         x = self._part("embedding", leaves, fetch)(batch.tokens, inputs)
         x = self._blocks(leaves, fetch, x, inputs, policy)
         head = self._part("head", leaves, fetch)
@@ -119,6 +121,7 @@ class Decoder:
         """
         positions = jnp.broadcast_to(offset + jnp.arange(tokens_BS.shape[1]), tokens_BS.shape)
         inputs = Inputs(split=False, positions=positions, rope=self._rope(positions), offset=offset)
+        fetch = self._tied_once(leaves, fetch)
         x = self._part("embedding", leaves, fetch)(tokens_BS, inputs)
         x = collectives.varying(x, (*BATCH_AXES, *ZERO_AXES))
 
@@ -161,8 +164,14 @@ class Decoder:
         return x
 
     def _output_table(self, head: Head, leaves: Leaves, fetch: Fetch) -> jax.Array:
-        name = "embedding.weight"
-        return fetch(name, leaves[name]) if self.config.tied else head.weight[...]
+        return fetch(TOKEN_TABLE, leaves[TOKEN_TABLE]) if self.config.tied else head.weight[...]
+
+    def _tied_once(self, leaves: Leaves, fetch: Fetch) -> Fetch:
+        """`fetch`, that gets a tied table once for both its uses: their gradients add up before they travel."""
+        if not self.config.tied:
+            return fetch
+        table = fetch(TOKEN_TABLE, leaves[TOKEN_TABLE])
+        return lambda name, leaf: table if name == TOKEN_TABLE else fetch(name, leaf)
 
     def _inputs(self, batch: Batch, dropout_key: jax.Array | None) -> Inputs:
         return Inputs(

@@ -4,8 +4,8 @@ Each layer reads the same on one device and under tensor parallelism: local shap
 the pairs `enter`/`leave` of `sharding.tensor` do nothing on one device. Tokens are flattened before each matmul, which
 XLA's CPU backend needs for speed. Activations a recompute policy may keep are named where they are made.
 
-Shapes: `B` batch, `S` sequence (`s` = this device's slice), `T` = B x S tokens, `D` model, `H` heads, `G` key and value heads, `K` head
-dim, `F` feed-forward. Head and feed-forward dims are this device's.
+Shapes: `B` batch, `S` sequence (`s` = this device's slice), `T` = B x S tokens, `D` model, `H` heads, `G` key and value
+heads, `K` head dim, `F` feed-forward. Head and feed-forward dims are this device's.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Projection(nnx.Module):
         return y if self.bias is None else y + self.bias[...]
 
     def row(self, x_TF: jax.Array, batch: int, split: bool) -> jax.Array:
-        """Row-parallel, [T, in...] -> [B, s, D]: this device's inputs, the sum over devices; the bias once, after it."""
+        """Row-parallel, [T, in...] -> [B, s, D]: this device's inputs, summed over devices; then the bias, once."""
         y = self.matmul(x_TF, self.weight[...])
         y = tensor.leave(y.reshape(batch, -1, y.shape[-1]), split)
         return y if self.bias is None else y + self.bias[...]

@@ -63,7 +63,7 @@ class Zero:
         """The weight as a layer uses it, from what `before` gave (of one layer, where they are stacked)."""
         if layout.zero_dim is None or self.stage < 2:
             return leaf
-        return checkpoint_name(_fetch(leaf, gathered, layout, self.compute, self.reduce), FETCHED)
+        return _fetch(leaf, gathered, layout, self.compute, self.reduce)
 
     def after(self, gradient: jax.Array, layout: Layout) -> jax.Array:
         """The gradient accumulated on this device, float32 -> the global gradient, as the master weight is sharded."""
@@ -96,7 +96,7 @@ def _scatter(gradient: jax.Array, layout: Layout) -> jax.Array:
 def _fetch(
     shard: jax.Array, gathered: jax.Array | None, layout: Layout, compute: DTypeLike, reduce: DTypeLike
 ) -> jax.Array:
-    return _gather(shard.astype(compute), layout) if gathered is None else gathered
+    return checkpoint_name(_gather(shard.astype(compute), layout) if gathered is None else gathered, FETCHED)
 
 
 def _fetch_forward(
