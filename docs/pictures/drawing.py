@@ -48,7 +48,7 @@ class Drawing:
         """One line; `y` is its baseline."""
         classes = f"{colour}{' mono' if mono else ''}{' bold' if bold else ''}"
         self._shapes.append(
-            f'<text class="{classes}" x="{x:g}" y="{y:g}" font-size="{size}" text-anchor="{anchor}">'
+            f'<text class="{classes}" x="{_number(x)}" y="{_number(y)}" font-size="{size}" text-anchor="{anchor}">'
             f"{escape(text)}</text>"
         )
 
@@ -67,26 +67,26 @@ class Drawing:
         """A rounded rectangle, its inside `filled` from 0 (not) to 1."""
         dash = ' stroke-dasharray="4 3"' if dashed else ""
         self._shapes.append(
-            f'<rect class="{colour} line" x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="{radius:g}" '
+            f'<rect class="{colour} line" x="{_number(x)}" y="{_number(y)}" width="{_number(width)}" height="{_number(height)}" rx="{_number(radius)}" '
             f'fill-opacity="{filled:g}"{dash}/>'
         )
 
     def bar(self, x: float, y: float, width: float, height: float, colour: str) -> None:
         """A filled rectangle without an edge."""
         self._shapes.append(
-            f'<rect class="{colour}" x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="1.5"/>'
+            f'<rect class="{colour}" x="{_number(x)}" y="{_number(y)}" width="{_number(width)}" height="{_number(height)}" rx="1.5"/>'
         )
 
     def line(self, points: list[tuple[float, float]], colour: str = FAINT, *, arrow: bool = False) -> None:
         """A line through the points, with a head at its end."""
-        path = " ".join(f"{x:g},{y:g}" for x, y in points)
+        path = " ".join(f"{_number(x)},{_number(y)}" for x, y in points)
         self._shapes.append(f'<polyline class="{colour} path" points="{path}"/>')
         if arrow:
             (x0, y0), (x, y) = points[-2:]
             length = ((x - x0) ** 2 + (y - y0) ** 2) ** 0.5
             dx, dy = 6 * (x - x0) / length, 6 * (y - y0) / length
             corners = [(x, y), (x - dx - dy / 2, y - dy + dx / 2), (x - dx + dy / 2, y - dy - dx / 2)]
-            head = " ".join(f"{a:g},{b:g}" for a, b in corners)
+            head = " ".join(f"{_number(a)},{_number(b)}" for a, b in corners)
             self._shapes.append(f'<polygon class="{colour}" points="{head}"/>')
 
     def svg(self) -> str:
@@ -102,6 +102,11 @@ class Drawing:
                 "</svg>\n",
             ]
         )
+
+
+def _number(value: float) -> str:
+    """To a tenth of a pixel, so that a picture does not depend on the last digits of a computation."""
+    return f"{round(float(value), 1):g}"
 
 
 def _style() -> str:
