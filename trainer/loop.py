@@ -15,6 +15,7 @@ from trainer.display import Display, make_display
 from trainer.errors import ConfigError
 from trainer.held import held
 from trainer.metrics import StepMetrics, model_flops_per_token
+from trainer.profile import Profile
 from trainer.run_folder import RunFolder, describe_environment
 from trainer.signals import StopRequest
 from trainer.sinks import Sinks, open_sinks
@@ -63,25 +64,27 @@ class Loop:
 
     def _train(self, last: int, display: Display, sinks: Sinks, stop: StopRequest) -> None:
         trainer, train = self.trainer, self.config.train
+        display.say("compiling the train step")
         self.logged_at = time.perf_counter()
-        for metrics in trainer.steps(last - trainer.step):
-            self.unlogged.append(metrics)
-            step = trainer.step
-            ends = step == last or stop.signal is not None
-            self._profile(step)
-            if step % train.log_every == 0 or len(self.unlogged) == step == 1 or ends:
-                self._log(display, sinks)
-            if train.eval_every is not None and (step % train.eval_every == 0 or step == last):
-                self._evaluate(display, sinks)
-            if ends or (train.checkpoint_every is not None and step % train.checkpoint_every == 0):
-                trainer.save()
-            if ends:
-                break
+        with Profile(train.profile, trainer.folder / "profile") as profile:
+            for metrics in trainer.steps(last - trainer.step):
+                self.unlogged.append(metrics)
+                step = trainer.step
+                ends = step == last or stop.signal is not None
+                profile.after(step, metrics)
+                if step % train.log_every == 0 or step == 1 or ends:
+                    self._log(display, sinks)
+                if train.eval_every is not None and (step % train.eval_every == 0 or step == last):
+                    self._evaluate(display, sinks)
+                if ends or (train.checkpoint_every is not None and step % train.checkpoint_every == 0):
+                    trainer.save()
+                if ends:
+                    break
         trainer.checkpoints.wait()
         trainer.stopped_by = stop.signal
-        if stop.signal is not None and trainer.step < last:
+        if trainer.step < last and stop.signal is not None:
             display.say(
-                f"stopped by {stop.signal.name} after step {trainer.step}, saved; the same command goes on from there"
+                f"{stop.signal.name}: stopped after step {trainer.step}, saved; the same command goes on from there"
             )
 
     def _open_folder(self, display: Display) -> None:
@@ -133,15 +136,7 @@ class Loop:
         values = self.trainer.evaluate()
         display.evaluation(values)
         sinks.write(self.trainer.step, {f"eval_{name}": value for name, value in values.items()})
-        self.logged_at += time.perf_counter() - started
-
-    def _profile(self, step: int) -> None:
-        profile = self.config.train.profile
-        if profile is not None and step == profile.start:
-            jax.profiler.start_trace(str(self.trainer.folder / "profile"))
-        if profile is not None and step == profile.start + profile.steps:
-            jax.block_until_ready(self.unlogged)
-            jax.profiler.stop_trace()
+        self.logged_at += time.perf_counter() - started  # not counted as training
 
     def _report(self) -> None:
         """What each device held, measured from the arrays it holds, and where the run's files are."""
