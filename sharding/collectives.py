@@ -2,7 +2,7 @@
 
 Every function takes mesh axis names and leaves out those of size 1, or not bound at all: on one device nothing is
 emitted. All of them run inside `jax.shard_map(..., check_vma=True)`, whose types record over which axes a value
-*varies*; a sum over an axis that the value does not vary over is a type error there, not a wrong number.
+*varies*. A sum over an axis that the value does not vary over would count it once a device: it is an error here.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def varying(x: jax.Array, axes: Sequence[str]) -> jax.Array:
 
 def all_sum(x: jax.Array, axes: Sequence[str]) -> jax.Array:
     """All-reduce: the sum over `axes`, the same on all of them."""
-    return lax.psum(x, axes) if (axes := live(axes)) else x
+    return lax.psum(_distinct(x, axes), axes) if (axes := live(axes)) else x
 
 
 def all_max(x: jax.Array, axes: Sequence[str]) -> jax.Array:
@@ -59,4 +59,13 @@ def gather(x: jax.Array, axes: Sequence[str], dim: int) -> jax.Array:
 
 def scatter_sum(x: jax.Array, axes: Sequence[str], dim: int) -> jax.Array:
     """Reduce-scatter: this device's block along `dim` of the sum over `axes`. Its gradient is `gather`."""
-    return lax.psum_scatter(x, axes, scatter_dimension=dim, tiled=True) if (axes := live(axes)) else x
+    if not (axes := live(axes)):
+        return x
+    return lax.psum_scatter(_distinct(x, axes), axes, scatter_dimension=dim, tiled=True)
+
+
+def _distinct(x: jax.Array, axes: Sequence[str]) -> jax.Array:
+    """JAX itself would take a replicated value for equal parts of a sum, and count it once for every device."""
+    same = [axis for axis in axes if axis not in varying_axes(x)]
+    assert not same, f"the sum over {axes} would count a value {axis_size(same[0])} times that is one along {same}"
+    return x
