@@ -54,7 +54,8 @@ def store(layout: Layout, x: np.ndarray) -> np.ndarray:
     return stored
 
 
-@settings(deadline=None, max_examples=60)
+# The same examples every time: each shape is compiled, and kept.
+@settings(deadline=None, max_examples=25, derandomize=True)
 @given(layouts())
 def test_what_is_stored_is_what_was_given(case: tuple[Layout, dict[str, int]]) -> None:
     layout, _ = case
