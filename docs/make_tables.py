@@ -1,4 +1,4 @@
-"""Writes the tables that the docs take from the code: every key of a config, and the presets.
+"""Writes the tables that the docs take from the code: keys of a config, presets, activations.
 
     python -m docs.make_tables
 
@@ -20,8 +20,10 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from models.presets import PRESETS, num_parameters
+from models.recompute import RecomputePolicy
 from trainer.config import Config
 from trainer.config_errors import BOUNDS, KINDS, fields
+from trainer.show import describe
 
 FOLDER = Path(__file__).parent
 BEGIN, END = "<!-- made by make_tables.py: begin -->\n", "<!-- end -->\n"
@@ -98,6 +100,18 @@ def presets() -> Iterator[str]:
             model.context,
         )
         yield f"| `{name}` | {' | '.join(f'{size:,}' for size in sizes)} | {model.positions} |"
+    yield ""
+
+
+def saved() -> Iterator[str]:
+    """What each recompute policy saves of the activations of docs/recompute.md's example."""
+    yield "| policy | saved in a layer | in all 32 |"
+    yield "|---|---|---|"
+    for policy in get_args(RecomputePolicy):
+        overrides = {"mesh": {"data": 8}, "batch.global": 8, "recompute": policy}
+        described = describe(Config.load(FOLDER.parent / "configs/llama3-8b.yaml", overrides))
+        total = described.memory.activations / 2**30
+        yield f"| `{policy}` | {total / described.config['model']['layers']:.3g} GiB | {total:.3g} GiB |"
     yield ""
 
 
@@ -183,7 +197,11 @@ def _kinds(annotation: Any) -> list[Any]:
     return list(get_args(annotation)) if get_origin(annotation) in (Union, types.UnionType) else [annotation]
 
 
-PAGES: dict[str, Callable[[], Iterable[str]]] = {"config.md": lambda: tables(Config), "models.md": presets}
+PAGES: dict[str, Callable[[], Iterable[str]]] = {
+    "config.md": lambda: tables(Config),
+    "models.md": presets,
+    "recompute.md": saved,
+}
 
 
 if __name__ == "__main__":

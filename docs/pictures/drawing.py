@@ -48,7 +48,7 @@ class Drawing:
         """One line; `y` is its baseline."""
         classes = f"{colour}{' mono' if mono else ''}{' bold' if bold else ''}"
         self._shapes.append(
-            f'<text class="{classes}" x="{_number(x)}" y="{_number(y)}" font-size="{size}" text-anchor="{anchor}">'
+            f'<text class="{classes}" {_attributes(x=x, y=y)} font-size="{size}" text-anchor="{anchor}">'
             f"{escape(text)}</text>"
         )
 
@@ -67,15 +67,13 @@ class Drawing:
         """A rounded rectangle, its inside `filled` from 0 (not) to 1."""
         dash = ' stroke-dasharray="4 3"' if dashed else ""
         self._shapes.append(
-            f'<rect class="{colour} line" x="{_number(x)}" y="{_number(y)}" width="{_number(width)}" height="{_number(height)}" rx="{_number(radius)}" '
+            f'<rect class="{colour} line" {_attributes(x=x, y=y, width=width, height=height, rx=radius)} '
             f'fill-opacity="{filled:g}"{dash}/>'
         )
 
     def bar(self, x: float, y: float, width: float, height: float, colour: str) -> None:
         """A filled rectangle without an edge."""
-        self._shapes.append(
-            f'<rect class="{colour}" x="{_number(x)}" y="{_number(y)}" width="{_number(width)}" height="{_number(height)}" rx="1.5"/>'
-        )
+        self._shapes.append(f'<rect class="{colour}" {_attributes(x=x, y=y, width=width, height=height, rx=1.5)}/>')
 
     def line(self, points: list[tuple[float, float]], colour: str = FAINT, *, arrow: bool = False) -> None:
         """A line through the points, with a head at its end."""
@@ -102,6 +100,10 @@ class Drawing:
                 "</svg>\n",
             ]
         )
+
+
+def _attributes(**numbers: float) -> str:
+    return " ".join(f'{name}="{_number(value)}"' for name, value in numbers.items())
 
 
 def _number(value: float) -> str:

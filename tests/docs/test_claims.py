@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import ast
+import json
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +18,7 @@ import pytest
 from models.inputs import Batch
 from sharding.mesh import make_mesh
 from trainer import logical
+from trainer.checkpoint import Checkpoints
 from trainer.config import Config
 from trainer.program import Program
 from trainer.schedules import learning_rate
@@ -73,6 +79,34 @@ def test_a_skipped_step_changes_nothing_but_the_count_of_steps() -> None:
         np.testing.assert_array_equal(before[name], after[name], err_msg=name)
     _, metrics = program.step(state, batch)
     assert metrics.learning_rate == learning_rate(config.optimizer, 100)(1)
+
+
+def test_sigterm_saves_and_says_so(tmp_path: Path) -> None:
+    """docs/checkpoints.md: the step is finished and saved, and the exit code is the signal's."""
+    run = tmp_path / "run"
+    (tmp_path / "text.txt").write_text("a word and another word, " * 200, encoding="utf-8")
+    overrides = [
+        "model={layers: 1, hidden: 16, heads: 2, vocab: 300, context: 32}",
+        "batch={global: 2, sequence: 32}",
+        f"data={{path: {tmp_path}/text.txt, cache: {tmp_path}/cache, holdout: 0}}",
+        f"run={{dir: {run}, tensorboard: false}}",
+        "train={steps: 1000000, log_every: 1}",
+        "mesh={data: 1, virtual_devices: 1}",
+        "zero={}",
+        "optimizer={}",
+    ]
+    command = [sys.executable, "-m", "trainer", "train", "configs/quickstart.yaml", *overrides]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    metrics = run / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not (metrics.exists() and metrics.stat().st_size) and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, output
+    last = json.loads(metrics.read_text(encoding="utf-8").splitlines()[-1])["step"]
+    assert f"after step {last}, saved" in output
+    assert Checkpoints(run / "checkpoints", keep=2).newest() == last
 
 
 def some_batch(program: Program) -> Batch:

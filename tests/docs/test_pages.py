@@ -1,4 +1,4 @@
-"""What the docs say of files, keys and configs is so: snippets and commands load, links lead somewhere, tables are fresh."""
+"""What the docs say of files and configs is so: snippets and commands load, links lead somewhere, tables are fresh."""
 
 from __future__ import annotations
 
