@@ -27,7 +27,18 @@ def make(**axes: int) -> Mesh:
 
 
 def manual(mesh: Mesh, function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+    """`function` of one device's blocks, jitted. Specs never name axes of size 1, as layouts do not."""
+    in_specs, out_specs = jax.tree.map(
+        lambda spec: PartitionSpec(*(_live(entry, mesh) for entry in spec)),
+        (in_specs, out_specs),
+        is_leaf=lambda x: isinstance(x, PartitionSpec),
+    )
     return jax.jit(jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=True))
+
+
+def _live(entry: str | tuple[str, ...] | None, mesh: Mesh) -> tuple[str, ...] | None:
+    axes = (entry,) if isinstance(entry, str) else entry or ()
+    return tuple(axis for axis in axes if mesh.shape[axis] > 1) or None
 
 
 def everywhere(mesh: Mesh, function: Callable[[], jax.Array]) -> np.ndarray:
@@ -36,8 +47,8 @@ def everywhere(mesh: Mesh, function: Callable[[], jax.Array]) -> np.ndarray:
 
     def local() -> jax.Array:
         x = function()
-        missing = tuple(axis for axis in AXES if axis not in jax.typeof(x).mat.varying)
-        return jax.lax.pcast(x, missing, to="varying").reshape(*ones, *x.shape)
+        missing = tuple(axis for axis in AXES if mesh.shape[axis] > 1 and axis not in jax.typeof(x).mat.varying)
+        return (jax.lax.pcast(x, missing, to="varying") if missing else x).reshape(*ones, *x.shape)
 
     return np.asarray(manual(mesh, local, (), PartitionSpec(*AXES))())
 
