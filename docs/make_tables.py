@@ -28,53 +28,6 @@ from trainer.show import describe
 FOLDER = Path(__file__).parent
 BEGIN, END = "<!-- made by make_tables.py: begin -->\n", "<!-- end -->\n"
 
-# For keys whose field says nothing of its own: the name is the field's usual one, and this is the reminder.
-MEANINGS = {
-    "seed": "Of initial weights, of the order of samples and of dropout.",
-    "model.preset": "A published model ([list](models.md#presets)); keys written beside it override its own.",
-    "model.layers": "Blocks.",
-    "model.hidden": "Width of the residual stream.",
-    "model.heads": "Query heads.",
-    "model.vocab": "Rows of the embedding and of the output matrix; every token id is below it.",
-    "model.positions": "How tokens know where they are: rotary, ALiBi, or a learned table of `context` rows.",
-    "model.rope_theta": "Base of the rotary frequencies.",
-    "model.rope_scaling.low_frequency_factor": "Wavelengths over original_context / this are stretched in full.",
-    "model.rope_scaling.high_frequency_factor": "Wavelengths under original_context / this are kept.",
-    "model.rope_scaling.original_context": "The context that the unscaled frequencies were trained with.",
-    "model.rope_scaling.factor": "How much long wavelengths are stretched.",
-    "model.norm": "Of each branch's input and before the head; computed in float32.",
-    "model.norm_epsilon": "Added to the mean square (the variance).",
-    "model.bias": "Projections have biases.",
-    "model.init_std": "Of normal initial weights; / √(2 · layers) for the matrices that end a branch.",
-    "mesh.pipeline": "Not supported yet: refused unless 1.",
-    "mesh.replica": "Groups that hold the same state and take different sequences; ZeRO does not shard over it.",
-    "mesh.data": "Takes different sequences; ZeRO shards over it.",
-    "mesh.expert": "Not supported yet: refused unless 1.",
-    "mesh.context": "Not supported yet: refused unless 1.",
-    "mesh.tensor": "Cuts every layer's matrices, and the sequence between them.",
-    "zero.stage": "0: nothing is sharded; 1: optimizer state; 2: and gradients; 3: and weights: [zero.md](zero.md).",
-    "precision.compute": "What matmuls run in, and weights are gathered in.",
-    "precision.loss_scale.rule": "Whose rule; see [precision.md](precision.md#float16).",
-    "precision.loss_scale.window": "Finite steps in a row before the scale doubles.",
-    "precision.loss_scale.hysteresis": "Overflows before the scale is halved.",
-    "precision.loss_scale.minimum": "The scale never falls below.",
-    "recompute.policy": "See [recompute.md](recompute.md). `recompute: full` is short for it.",
-    "optimizer.name": "The update rule.",
-    "optimizer.learning_rate": "At its peak, after the warm-up.",
-    "optimizer.schedule": "The shape of the decay.",
-    "optimizer.warmup_steps": "Steps of linear rise; step 0 already learns.",
-    "optimizer.beta2": "adamw: decay of the second moment; lion: of its momentum.",
-    "optimizer.epsilon": "adamw: added to the root of the second moment.",
-    "train.steps": "Optimizer steps of the whole run, skipped ones included.",
-    "train.log_every": "Steps between log lines. The host waits for the devices only then.",
-    "train.eval_every": "Steps between evaluations on held-out text, with one at the end; null: never.",
-    "train.keep_checkpoints": "The newest so many stay.",
-    "train.profile.start": "The first step traced, counted from the run's start.",
-    "train.profile.steps": "Steps traced.",
-    "run.name": "Names the folder and the W&B run.",
-    "run.tensorboard": "Write event files beside metrics.jsonl.",
-}
-
 
 def page(name: str) -> str:
     """One of PAGES with what stands between its marks made anew."""
@@ -143,9 +96,9 @@ def _table(section: Any, prefix: str, keys: dict[str, FieldInfo]) -> Iterator[st
     for name, info in keys.items():
         key = f"{prefix}{name}"
         attribute = next(f.name for f in dataclass_fields(section) if f.name.rstrip("_") == name)
-        said_twice = attribute in said and key in MEANINGS
-        assert not said_twice, f"{key} is explained at its field: take it out of MEANINGS"
-        meaning = said.get(attribute) or (f"See [{key}](#{key.replace('.', '')})." if _section(info) else MEANINGS[key])
+        meaning = said.get(attribute) or (
+            f"See [{key}](#{key.replace('.', '')})." if _section(info) else said[attribute]
+        )
         yield f"| `{key}` | {_type(info)} | {_default(section, attribute)} | {meaning} |".replace("\n", " ")
     yield ""
 

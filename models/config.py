@@ -18,9 +18,13 @@ class RopeScaling:
     """Llama 3's frequency scaling: long wavelengths are stretched by `factor`, short ones kept."""
 
     factor: float = Field(default=8.0, ge=1)
+    """How much long wavelengths are stretched."""
     low_frequency_factor: float = 1.0
+    """Wavelengths over original_context / this are stretched in full."""
     high_frequency_factor: float = 4.0
+    """Wavelengths under original_context / this are kept."""
     original_context: int = Field(default=8192, ge=1)
+    """The context that the unscaled frequencies were trained with."""
 
     def __post_init__(self) -> None:
         low, high = self.low_frequency_factor, self.high_frequency_factor
@@ -36,9 +40,13 @@ class ModelConfig:
     """A decoder-only transformer. Sizes default to a model that trains in minutes on a laptop."""
 
     preset: str | None = None
+    """A published model ([list](models.md#presets)); keys written beside it override its own."""
     layers: int = Field(default=4, ge=1)
+    """Blocks."""
     hidden: int = Field(default=256, ge=1)
+    """Width of the residual stream."""
     heads: int = Field(default=4, ge=1)
+    """Query heads."""
     kv_heads: int | None = Field(default=None, ge=1)
     """Key and value heads (grouped-query attention); as many as `heads` unless given."""
     head_dim: int | None = Field(default=None, ge=1)
@@ -46,17 +54,23 @@ class ModelConfig:
     ffn: int | None = Field(default=None, ge=1)
     """Width of the MLP; 4 x hidden unless given."""
     vocab: int = Field(default=8192, ge=1)
+    """Rows of the embedding and of the output matrix; every token id is below it."""
     context: int = Field(default=2048, ge=1)
     """The longest sequence: the size of a learned position table, and the limit of generation."""
 
     positions: Literal["rope", "alibi", "learned"] = "rope"
+    """How tokens know where they are: rotary, ALiBi, or a learned table of `context` rows."""
     rope_theta: float = Field(default=10_000.0, gt=0)
+    """Base of the rotary frequencies."""
     rope_scaling: RopeScaling | None = None
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
+    """Of each branch's input and before the head; computed in float32."""
     norm_epsilon: float = Field(default=1e-5, gt=0)
+    """Added to the mean square (the variance)."""
     activation: Literal["swiglu", "gelu"] = "swiglu"
     """swiglu has a gate matrix; gelu is the tanh approximation that GPT-2 and BLOOM use."""
     bias: bool = False
+    """Projections have biases."""
     tied: bool = False
     """The output matrix is the token embedding."""
     embedding_norm: bool = False
@@ -68,6 +82,7 @@ class ModelConfig:
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """After the embedding and at the end of each attention and MLP branch; not on attention weights."""
     init_std: float = Field(default=0.02, gt=0)
+    """Of normal initial weights; / √(2 · layers) for the matrices that end a branch."""
     scan_layers: bool = True
     """One compiled block scanned over the layers; false unrolls them: faster on CPU, slower to compile."""
 

@@ -25,7 +25,7 @@ from models.inputs import Batch, Cache, Inputs
 from models.layers import Block, Norm, drop
 from models.parameter import Declaration, Init, parameter
 from sharding import collectives, tensor
-from sharding.mesh import BATCH_AXES, ZERO_AXES
+from sharding.mesh import AXES
 
 Leaves = Mapping[str, Any]
 Fetch = Callable[[str, Any], jax.Array]
@@ -123,7 +123,7 @@ class Decoder:
         inputs = Inputs(split=False, positions=positions, rope=self._rope(positions), offset=offset)
         fetch = self._tied_once(leaves, fetch)
         x = self._part("embedding", leaves, fetch)(tokens_BS, inputs)
-        x = collectives.varying(x, (*BATCH_AXES, *ZERO_AXES))
+        x = collectives.varying(x, [axis for axis in AXES if axis != tensor.AXIS])
 
         def block(x: jax.Array, layer: tuple[jax.Array, Leaves, Cache]) -> tuple[jax.Array, Cache]:
             index, layer_leaves, layer_cache = layer

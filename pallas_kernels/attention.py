@@ -30,7 +30,7 @@ def attention(
     """
     batch, num_queries, heads, head_dim = q_BSHK.shape
     num_keys, kv_heads = k_BTGK.shape[1:3]
-    # Plain batched matrix products, the queries of one key head as rows of one matrix: XLA's CPU backend is slow at others.
+    # Plain batched matrix products, the queries of one key head as rows of one matrix: others are slow on CPU.
     q_BGNK = q_BSHK.transpose(0, 2, 1, 3).reshape(batch, kv_heads, -1, head_dim)
     k_BGKT, v_BGTK = k_BTGK.transpose(0, 2, 3, 1), v_BTGK.transpose(0, 2, 1, 3)
     logits = jnp.matmul(q_BGNK, k_BGKT, preferred_element_type=jnp.float32) * head_dim**-0.5

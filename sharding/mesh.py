@@ -28,11 +28,17 @@ class MeshConfig:
     """How many devices stand along each axis; -1 (at most once) takes whatever is left."""
 
     pipeline: int = Field(default=1, ge=-1)
+    """Not supported yet: refused unless 1."""
     replica: int = Field(default=1, ge=-1)
+    """Groups that hold the same state and take different sequences; ZeRO does not shard over it."""
     data: int = Field(default=1, ge=-1)
+    """Takes different sequences; ZeRO shards over it."""
     expert: int = Field(default=1, ge=-1)
+    """Not supported yet: refused unless 1."""
     context: int = Field(default=1, ge=-1)
+    """Not supported yet: refused unless 1."""
     tensor: int = Field(default=1, ge=-1)
+    """Cuts every layer's matrices, and the sequence between them."""
     virtual_devices: int | None = Field(default=None, ge=1)
     """Train on this many virtual CPU devices, to try a layout without the machines it is for."""
 

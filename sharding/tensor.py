@@ -42,13 +42,18 @@ def slice_of_sequence(x_BS: jax.Array, split: bool) -> jax.Array:
     return jax.lax.dynamic_slice_in_dim(x_BS, collectives.axis_index(AXIS) * size, size, axis=1)
 
 
+def num_kv_heads(query_heads: int, heads: int, kv_heads: int) -> int:
+    """How many of all `kv_heads` a device with `query_heads` of all `heads` computes with."""
+    return max(1, query_heads * kv_heads // heads)
+
+
 def own_kv_heads(x_DGK: jax.Array, query_heads: int, heads: int, kv_heads: int) -> jax.Array:
     """The key or value weights of the KV heads that this device's `query_heads` use, heads on dim -2.
 
     With at least as many KV heads as devices, the weights are cut like the queries' and this is the identity. With
     fewer, every device holds all of them and takes the one its queries belong to, as Megatron replicates them.
     """
-    if x_DGK.shape[-2] < kv_heads or query_heads == heads:
+    if x_DGK.shape[-2] == num_kv_heads(query_heads, heads, kv_heads):
         return x_DGK
     mine = collectives.axis_index(AXIS) * query_heads // (heads // kv_heads)
     return jax.lax.dynamic_slice_in_dim(x_DGK, mine, 1, axis=-2)

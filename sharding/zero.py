@@ -38,6 +38,7 @@ class ZeroConfig:
     """Which state is sharded over `data`, told as the time when weights are gathered and gradients scattered."""
 
     stage: int = Field(default=1, ge=0, le=3)
+    """0: nothing is sharded; 1: optimizer state; 2: and gradients; 3: and weights: [zero.md](zero.md)."""
     persist_below: int = Field(default=0, ge=0)
     """Parameters with fewer elements than this (per layer, whole) stay replicated at every stage."""
 

@@ -56,7 +56,7 @@ ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML confi
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, such as runs/quickstart.")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="KEY=VALUE ...", help="Settings over the config's, such as mesh.tensor=4."),
+    typer.Argument(metavar="KEY=VALUE ...", help="Settings over the config's, such as zero.stage=3."),
 ]
 
 

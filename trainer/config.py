@@ -46,6 +46,7 @@ class Config:
     train: TrainConfig = TrainConfig()
     run: RunConfig = RunConfig()
     seed: int = Field(default=0, ge=0)
+    """Of initial weights, of the order of samples and of dropout."""
 
     @classmethod
     def load(cls, path: str | Path, overrides: Overrides = ()) -> Config:

@@ -115,11 +115,6 @@ def _schedule(config: Config) -> Iterator[str]:
             f"optimizer.warmup_steps={warmup} + optimizer.decay_steps={decay} is more than "
             f"train.steps={steps}; use a decay_steps of at most {steps - warmup}, or more steps"
         )
-    elif decay is not None and optimizer.schedule in ("cosine", "linear") and decay <= warmup:
-        yield (
-            f"optimizer.decay_steps={decay} must be more than optimizer.warmup_steps={warmup}: both count "
-            f"from step 0; use at least {warmup + 1}, or leave it out to decay until train.steps"
-        )
 
 
 def _loop(config: Config) -> Iterator[str]:

@@ -76,10 +76,8 @@ def generator(program: Program) -> Callable[..., tuple[jax.Array, jax.Array]]:
         step = program.train_step
         leaves = step.open(parameters)
         config = program.config.model
-        kv_heads = program.layouts["layers.attention.key.weight"].block_shape[2]
-        if kv_heads == config.num_kv_heads:  # with fewer KV heads than devices, each device uses one of them
-            queries = program.layouts["layers.attention.query.weight"].block_shape[2]
-            kv_heads = max(1, queries * kv_heads // config.heads)
+        queries = program.layouts["layers.attention.query.weight"].block_shape[2]
+        kv_heads = tensor.num_kv_heads(queries, config.heads, config.num_kv_heads)
         shape = (config.layers, *tokens.shape, kv_heads, config.dim_per_head)
         empty = collectives.varying(jnp.zeros(shape, step.zero.compute), AXES)
 

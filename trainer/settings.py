@@ -49,13 +49,17 @@ class LossScaleConfig:
     """Dynamic loss scaling for float16. `rule` chooses whose exact algorithm: DeepSpeed's or Megatron's."""
 
     rule: Literal["deepspeed", "megatron"] = "deepspeed"
+    """Whose rule; see [precision.md](precision.md#float16)."""
     initial_power: int = Field(default=16, ge=0, le=32)
     """The first scale is 2 to this power."""
     window: int = Field(default=1000, ge=1)
+    """Finite steps in a row before the scale doubles."""
     hysteresis: int = Field(default=2, ge=1)
+    """Overflows before the scale is halved."""
     consecutive_hysteresis: bool = False
     """DeepSpeed's rule only: every clean step refills the hysteresis."""
     minimum: float = Field(default=1.0, gt=0)
+    """The scale never falls below."""
 
 
 @dataclass(frozen=True, kw_only=True, config=_STRICT)
@@ -63,6 +67,7 @@ class PrecisionConfig:
     """Master weights, moments and gradient accumulation are float32; `compute` is what the matmuls run in."""
 
     compute: Literal["float32", "bfloat16", "float16"] = "float32"
+    """What matmuls run in, and weights are gathered in."""
     reduce: Literal["float32", "bfloat16"] = "float32"
     """What gradients travel in."""
     loss_scale: LossScaleConfig = LossScaleConfig()
@@ -73,6 +78,7 @@ class RecomputeConfig:
     """What a layer's backward pass computes again instead of keeping."""
 
     policy: Literal["none", "selective", "full"] = "none"
+    """See [recompute.md](recompute.md). `recompute: full` is short for it."""
 
 
 @dataclass(frozen=True, kw_only=True, config=_STRICT)
@@ -80,18 +86,24 @@ class OptimizerConfig:
     """The update rule and its learning-rate schedule, a pure function of the step."""
 
     name: Literal["adamw", "sgd", "lion"] = "adamw"
+    """The update rule."""
     learning_rate: float = Field(default=3e-4, ge=0)
+    """At its peak, after the warm-up."""
     schedule: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
+    """The shape of the decay."""
     warmup_steps: int = Field(default=0, ge=0)
+    """Steps of linear rise; step 0 already learns."""
     decay_steps: int | None = Field(default=None, ge=1)
-    """Steps from the start to the end of the decay (wsd: the length of the decay); unless given, train.steps
-    (wsd: a tenth of it)."""
+    """How long the decay takes. cosine, linear: from the end of the warm-up, by default until train.steps; wsd: the
+    last steps of the run, by default a tenth of it."""
     min_ratio: float = Field(default=0.1, ge=0, le=1)
     """The last learning rate, as a part of `learning_rate`."""
     beta1: float = Field(default=0.9, ge=0, lt=1)
     """adamw and lion; the momentum of sgd."""
     beta2: float = Field(default=0.95, ge=0, lt=1)
+    """adamw: decay of the second moment; lion: of its momentum."""
     epsilon: float = Field(default=1e-8, gt=0)
+    """adamw: added to the root of the second moment."""
     weight_decay: float = Field(default=0.1, ge=0)
     """Decoupled; never on norms and biases."""
     clip: float | None = Field(default=1.0, gt=0)
@@ -103,30 +115,38 @@ class ProfileConfig:
     """A trace for XProf of `steps` steps from step `start` on."""
 
     start: int = Field(default=10, ge=0)
+    """The first step traced, counted from the run's start."""
     steps: int = Field(default=3, ge=1)
+    """Steps traced."""
 
 
 @dataclass(frozen=True, kw_only=True, config=_STRICT)
 class TrainConfig:
     steps: int = Field(default=1000, ge=0)
+    """Optimizer steps of the whole run, skipped ones included."""
     log_every: int = Field(default=10, ge=1)
+    """Steps between log lines. The host waits for the devices only then."""
     eval_every: int | None = Field(default=None, ge=1)
+    """Steps between evaluations on held-out text, with one at the end; null: never."""
     eval_batches: int = Field(default=8, ge=1)
     """Global batches of held-out text per evaluation."""
     checkpoint_every: int | None = Field(default=None, ge=1)
     """A last checkpoint is always written when training ends or is stopped."""
     keep_checkpoints: int = Field(default=2, ge=1)
+    """The newest so many stay."""
     profile: ProfileConfig | None = None
 
 
 @dataclass(frozen=True, kw_only=True, config=_STRICT)
 class RunConfig:
     name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Names the folder and the W&B run."""
     dir: str | None = None
     """The run's folder; runs/NAME unless given."""
     compile_cache: str | None = "~/.cache/meshwright/xla"
     """Where XLA keeps compiled programs between runs; null switches it off."""
     tensorboard: bool = True
+    """Write event files beside metrics.jsonl."""
     wandb: dict[str, Any] | None = None
     """Arguments of wandb.init, such as {project: my-project}; null: not used."""
 

@@ -74,9 +74,7 @@ def test_a_trainer_that_cannot_be_imported_is_shown(monkeypatch: pytest.MonkeyPa
         (True, "jax-cuda13-plugin 0.10.2", True, "ok", "jax-cuda13-plugin 0.10.2"),
     ],
 )
-def test_what_is_missing_for_gpus(
-    driver: bool, plugin: str | None, in_use: bool, state: str, says: str
-) -> None:
+def test_what_is_missing_for_gpus(driver: bool, plugin: str | None, in_use: bool, state: str, says: str) -> None:
     finding = doctor_module._gpu_finding(driver, plugin, in_use)
     assert finding.state == state
     console = Console(file=io.StringIO(), width=200)

@@ -110,9 +110,7 @@ def test_all_differing_keys_are_listed(begun: RunFolder) -> None:
         ("data.prefetch", 8),
     ],
 )
-def test_what_does_not_change_learning_may_change_without_a_word(
-    begun: RunFolder, key: str, value: object
-) -> None:
+def test_what_does_not_change_learning_may_change_without_a_word(begun: RunFolder, key: str, value: object) -> None:
     assert begun.open(changed(key, value), environment()) == []
     assert yaml.safe_load((begun.path / "config.yaml").read_text()) == changed(key, value)
 

@@ -70,9 +70,7 @@ def test_tensorboard_gets_every_number_and_purges_on_resume(tmp_path: Path) -> N
     events = [Event.FromString(record) for record in tf_records(file.read_bytes())]
     (start,) = [event for event in events if event.session_log.status == SessionLog.START]
     assert start.step == 21
-    scalars = {
-        value.tag: (event.step, value.simple_value) for event in events for value in event.summary.value
-    }
+    scalars = {value.tag: (event.step, value.simple_value) for event in events for value in event.summary.value}
     assert scalars == {"loss": (30, 2.0), "tokens": (30, 3.0)}
 
 

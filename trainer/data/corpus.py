@@ -89,7 +89,7 @@ def _files_under(folder: Path) -> list[Path]:
 
 
 def _walk(root: str, skip: frozenset[str] = frozenset()) -> Iterator[str]:
-    """Files under `root` that are not hidden, through symbolic links, each folder once."""
+    """Files under `root` that are neither hidden nor compiled Python, through symbolic links, each folder once."""
 
     def unreadable(error: OSError) -> None:
         with _reading(error.filename):
@@ -102,6 +102,7 @@ def _walk(root: str, skip: frozenset[str] = frozenset()) -> Iterator[str]:
             name
             for name in subfolders
             if name not in skip
+            and name != "__pycache__"
             and not name.startswith(".")
             and os.path.realpath(os.path.join(folder, name)) not in seen
         ]
