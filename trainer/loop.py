@@ -16,16 +16,12 @@ from trainer.errors import ConfigError
 from trainer.held import held
 from trainer.metrics import StepMetrics, model_flops_per_token
 from trainer.profile import Profile
-from trainer.run_folder import RunFolder, describe_environment
 from trainer.signals import StopRequest
 from trainer.sinks import Sinks, open_sinks
 from trainer.step import Metrics
 
 if TYPE_CHECKING:
     from trainer.trainer import Trainer
-
-TOKENIZER = "tokenizer.json"
-"""In the run's folder."""
 
 
 class Loop:
@@ -46,7 +42,7 @@ class Loop:
         if jax.process_index() == 0:
             trainer.display = make_display(title, config.train.steps, lambda: memory_in_use(local))
         with trainer.display as display, StopRequest() as stop:
-            self._open_folder(display)
+            trainer.open_folder()
             jax.block_until_ready(trainer.restored_state)
             first = trainer.step
             last = config.train.steps if self.steps is None else first + self.steps
@@ -87,17 +83,6 @@ class Loop:
                 f"{stop.signal.name}: stopped after step {trainer.step}, saved; the same command goes on from there"
             )
 
-    def _open_folder(self, display: Display) -> None:
-        trainer, config = self.trainer, self.config
-        devices = [f"{device.platform}:{device.device_kind}" for device in self.devices]
-        environment = describe_environment(devices, trainer.corpus.hash)
-        if jax.process_index() != 0:
-            return
-        for note in RunFolder(trainer.folder).open(config.to_dict(), environment):
-            display.say(note)
-        if trainer.corpus.tokenizer is not None:
-            trainer.corpus.tokenizer.save(trainer.folder / TOKENIZER)
-
     def _log(self, display: Display, sinks: Sinks) -> None:
         """Waits for the devices, and says where training stands. Speeds are means since the last time."""
         count = len(self.unlogged)
@@ -111,7 +96,6 @@ class Loop:
                 f"step {self.trainer.step}: gradients overflow float16 even at the smallest loss scale, "
                 f"{float(latest.loss_scale):g}; use precision.compute=bfloat16, or a lower optimizer.learning_rate"
             )
-        self.trainer.tokens += sum(int(metrics.tokens) for metrics in fetched)
         tokens = count * config.batch.global_ * config.batch.sequence
         flops = tokens * model_flops_per_token(config.model, config.batch.sequence) / seconds
         peak = peak_flops(self.devices[0].device_kind, config.precision.compute)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import signal
 from collections.abc import Iterator, Sequence
@@ -25,10 +26,14 @@ from trainer.display import Display
 from trainer.errors import ConfigError
 from trainer.evaluate import evaluate
 from trainer.generate import generate
-from trainer.loop import TOKENIZER, Loop
+from trainer.loop import Loop
 from trainer.program import Program
-from trainer.run_folder import version
+from trainer.run_folder import RunFolder, describe_environment, version
 from trainer.step import Metrics, TrainState
+
+TOKENIZER = "tokenizer.json"
+"""In the run's folder: the one the model was trained with, so that text can be made when the corpus is gone."""
+_MOST_UNCOUNTED = 1000  # steps
 
 
 class Trainer:
@@ -45,10 +50,9 @@ class Trainer:
         self._asked = config
         self._devices = devices
         self._state: TrainState | None = None
-        self.step = 0
-        """Steps finished, by this run and those it goes on from."""
-        self.tokens = 0
-        """Targets trained on since the start of the run, as far as they have been counted."""
+        self._step = self._tokens = 0  # of the state, once there is one
+        self._uncounted: list[jax.Array] = []  # the tokens of steps that nobody has waited for
+        self._is_open = False
         self.display = Display()
         """Where notes for the user go; silent unless replaced, as `train` does."""
         self._evaluates_all = False
@@ -58,16 +62,23 @@ class Trainer:
     @classmethod
     def from_run(cls, folder: str | Path, overrides: Overrides = ()) -> Trainer:
         """The trainer of a run's folder, with its config, its tokenizer and its newest checkpoint."""
-        folder = Path(folder)
-        if not (folder / "config.yaml").exists():
+        file, tokenizer = Path(folder, "config.yaml"), Path(folder, TOKENIZER)
+        if not file.exists():
             raise ConfigError(
                 f"{folder} holds no config.yaml, so it is no run's folder; name one, such as runs/quickstart"
             )
-        texts = [f"run.dir={folder}", *_as_texts(overrides)]
-        other_text = any(text.startswith("data.path=") for text in texts)
-        if other_text and (folder / TOKENIZER).exists():
-            texts.append(f"data.tokenizer={folder / TOKENIZER}")
-        trainer = cls(Config.load(folder / "config.yaml", texts))
+        trained = Config.load(file).data
+        config = Config.load(file, [f"run.dir={json.dumps(str(folder))}", *_as_texts(overrides)])
+        other_text = config.data.path != trained.path
+        if tokenizer.exists():
+            if config.data.tokenizer != trained.tokenizer:
+                raise ConfigError(
+                    f"the model of {folder} knows the tokens of {tokenizer} alone; leave data.tokenizer out"
+                )
+            if other_text:
+                data = dataclasses.replace(config.data, tokenizer=str(tokenizer))
+                config = dataclasses.replace(config, data=data)
+        trainer = cls(config)
         trainer._evaluates_all = other_text
         if trainer.checkpoints.newest() is None:
             raise ConfigError(f"{folder} holds no complete checkpoint yet; train it first")
@@ -103,9 +114,38 @@ class Trainer:
     def folder(self) -> Path:
         return Path(self._asked.run.folder)
 
+    def open_folder(self) -> None:
+        """Makes the run's folder, or finds that it holds this very run; done by whatever trains or saves.
+
+        Raises:
+            ConfigError: it holds something else.
+        """
+        if self._is_open:
+            return
+        devices = [f"{device.platform}:{device.device_kind}" for device in self.program.mesh.devices.flat]
+        environment = describe_environment(devices, self.corpus.hash)
+        if jax.process_index() == 0:
+            for note in RunFolder(self.folder).open(self.config.to_dict(), environment):
+                self.display.say(note)
+            if self.corpus.tokenizer is not None:
+                self.corpus.tokenizer.save(self.folder / TOKENIZER)
+        self._is_open = True
+
     @cached_property
     def checkpoints(self) -> Checkpoints:
         return Checkpoints(self.folder / "checkpoints", self._asked.train.keep_checkpoints)
+
+    @property
+    def step(self) -> int:
+        """Steps finished, by this run and those it goes on from."""
+        return (self.checkpoints.newest() or 0) if self._state is None else self._step
+
+    @property
+    def tokens(self) -> int:
+        """Targets trained on since the start of the run. Reading it waits for the steps taken."""
+        jax.block_until_ready(self.restored_state)
+        self._count_tokens()
+        return self._tokens
 
     def lower_step(self) -> jax.stages.Lowered:
         """The very step that trains, lowered from shapes alone, for devices that exist or not."""
@@ -122,7 +162,18 @@ class Trainer:
         """Trains `num` steps (to the end of the run, unless given), yielding each one's metrics.
 
         They are scalars on the devices: reading one waits for its step, so read few to keep the devices busy.
+
+        Raises:
+            ConfigError: `num` is negative, or the run's folder holds another run.
         """
+        if num is not None and num < 0:
+            raise ConfigError(
+                f"steps={num}: a number of steps is 0 or more; leave it out to train to the end of the run"
+            )
+        self.open_folder()
+        return self._steps(self.config.train.steps - self.step if num is None else num)
+
+    def _steps(self, num: int) -> Iterator[Metrics]:
         config, program = self.config, self.program
         packed = PackedSequences(self.corpus.indexed, self.corpus.train_documents, config.batch.sequence)
         batches = TrainBatches(packed, config.seed, config.batch.global_)
@@ -132,11 +183,14 @@ class Trainer:
             return put_batch(program.mesh, program.batch_specs, config.batch.global_, rows)
 
         jax.block_until_ready(self.restored_state)
-        last = config.train.steps if num is None else self.step + num
-        with contextlib.closing(prefetch(get, self.step, max(self.step, last), config.data.prefetch)) as ready:
+        first, last = self.step, self.step + max(num, 0)
+        with contextlib.closing(prefetch(get, first, last, config.data.prefetch)) as ready:
             for batch in ready:
                 self._state, metrics = program.step(self.restored_state, batch)
-                self.step += 1
+                self._step += 1
+                self._uncounted.append(metrics.tokens)
+                if len(self._uncounted) > _MOST_UNCOUNTED:
+                    self._count_tokens()
                 yield metrics
 
     def train(self, steps: int | None = None) -> None:
@@ -165,7 +219,13 @@ class Trainer:
         return generate(self, self.restored_state.parameters, prompt, max_tokens, temperature, top_k, seed)
 
     def save(self) -> None:
-        """Writes a checkpoint of this step in the background; it counts once `checkpoints.wait()` returns."""
+        """Writes a checkpoint of this step in the background; it counts once `checkpoints.wait()` returns.
+
+        Raises:
+            ConfigError: the run's folder holds another run.
+            OSError: the save before this one failed.
+        """
+        self.open_folder()
         meta = {"tokens": self.tokens, "data_hash": self.corpus.hash, "meshwright": version("meshwright")}
         self.checkpoints.save(self.step, self.state, meta)
 
@@ -179,8 +239,12 @@ class Trainer:
             else:
                 arrays = self.checkpoints.restore(newest, logical.abstract_logical(self.program))
                 self._state = logical.from_logical(self.program, arrays)
-                self.step, self.tokens = newest, int(self.checkpoints.meta(newest)["tokens"])
+                self._step, self._tokens = newest, int(self.checkpoints.meta(newest)["tokens"])
         return self._state
+
+    def _count_tokens(self) -> None:
+        self._tokens += sum(int(count) for count in jax.device_get(self._uncounted))
+        self._uncounted.clear()
 
 
 def _as_texts(overrides: Overrides) -> list[str]:
