@@ -6,6 +6,7 @@ The host runs ahead of the devices and waits for them only when something is pri
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import jax
@@ -41,7 +42,7 @@ class Loop:
         title = f"{config.run.name} on {len(self.devices)} x {self.devices[0].device_kind}"
         if jax.process_index() == 0:
             trainer.display = make_display(title, config.train.steps, lambda: memory_in_use(local))
-        with trainer.display as display, StopRequest() as stop:
+        with trainer.display as display:
             trainer.open_folder()
             jax.block_until_ready(trainer.restored_state)
             first = trainer.step
@@ -51,36 +52,42 @@ class Loop:
             if first >= last:
                 display.say(f"nothing to do: the run has finished its {last} steps; raise train.steps to go on")
                 return
-            sinks = open_sinks(config.run, trainer.folder, config.to_dict(), first)
-            try:
-                self._train(last, display, sinks, stop)
-            finally:
-                sinks.close()
+            with (
+                closing(open_sinks(config.run, trainer.folder, config.to_dict(), first)) as sinks,
+                StopRequest(display.say) as stop,
+            ):
+                self._train(first, last, display, sinks, stop)
         self._report()
 
-    def _train(self, last: int, display: Display, sinks: Sinks, stop: StopRequest) -> None:
+    def _train(self, first: int, last: int, display: Display, sinks: Sinks, stop: StopRequest) -> None:
         trainer, train = self.trainer, self.config.train
         display.say("compiling the train step")
         self.logged_at = time.perf_counter()
-        with Profile(train.profile, trainer.folder / "profile") as profile:
-            for metrics in trainer.steps(last - trainer.step):
+        with (
+            Profile(train.profile, trainer.folder / "profile", first) as profile,
+            closing(trainer.steps(last - first)) as steps,
+        ):
+            for metrics in steps:
                 self.unlogged.append(metrics)
                 step = trainer.step
                 ends = step == last or stop.signal is not None
                 profile.after(step, metrics)
-                if step % train.log_every == 0 or step == 1 or ends:
+                # The first step's speed is that of the compiler: told alone, it spoils no other's.
+                if step % train.log_every == 0 or step == first + 1 or ends:
                     self._log(display, sinks)
                 if train.eval_every is not None and (step % train.eval_every == 0 or step == last):
                     self._evaluate(display, sinks)
                 if ends or (train.checkpoint_every is not None and step % train.checkpoint_every == 0):
+                    self._require_range(metrics)
                     trainer.save()
                 if ends:
                     break
         trainer.checkpoints.wait()
-        trainer.stopped_by = stop.signal
-        if trainer.step < last and stop.signal is not None:
+        trainer.stopped_by = stop.signal if trainer.step < last else None
+        if trainer.stopped_by is not None:
             display.say(
-                f"{stop.signal.name}: stopped after step {trainer.step}, saved; the same command goes on from there"
+                f"{trainer.stopped_by.name}: stopped after step {trainer.step}, saved; "
+                "the same command goes on from there"
             )
 
     def _log(self, display: Display, sinks: Sinks) -> None:
@@ -91,11 +98,7 @@ class Loop:
         now = time.perf_counter()
         seconds, self.logged_at = now - self.logged_at, now
         config, latest = self.config, fetched[-1]
-        if latest.exhausted:
-            raise ConfigError(
-                f"step {self.trainer.step}: gradients overflow float16 even at the smallest loss scale, "
-                f"{float(latest.loss_scale):g}; use precision.compute=bfloat16, or a lower optimizer.learning_rate"
-            )
+        self._require_range(latest)
         tokens = count * config.batch.global_ * config.batch.sequence
         flops = tokens * model_flops_per_token(config.model, config.batch.sequence) / seconds
         peak = peak_flops(self.devices[0].device_kind, config.precision.compute)
@@ -115,7 +118,19 @@ class Loop:
         display.step(metrics)
         sinks.write(metrics.step, metrics.to_dict())
 
+    def _require_range(self, metrics: Metrics) -> None:
+        """Before anything is saved, too: what is exhausted stays so, and could not be gone on from."""
+        if metrics.exhausted:
+            newest = self.trainer.checkpoints.newest()
+            kept = "nothing is saved yet" if newest is None else f"the newest checkpoint is that of step {newest}"
+            raise ConfigError(
+                f"step {self.trainer.step}: gradients overflow float16 even at the smallest loss scale, "
+                f"{float(metrics.loss_scale):g}; use precision.compute=bfloat16, or a lower optimizer.learning_rate "
+                f"({kept})"
+            )
+
     def _evaluate(self, display: Display, sinks: Sinks) -> None:
+        jax.block_until_ready(self.unlogged)  # the steps before are training's time
         started = time.perf_counter()
         values = self.trainer.evaluate()
         display.evaluation(values)

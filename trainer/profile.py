@@ -12,11 +12,16 @@ from trainer.settings import ProfileConfig
 
 
 class Profile:
-    """Traces the steps that `config` names into `folder`; nothing where it is None. Ends with the loop."""
+    """Traces the steps that `config` names into `folder`; nothing where it is None. Ends with the loop.
 
-    def __init__(self, config: ProfileConfig | None, folder: Path) -> None:
+    Args:
+        step: how many are finished before the loop begins.
+    """
+
+    def __init__(self, config: ProfileConfig | None, folder: Path, step: int) -> None:
         self._config = config
         self._folder = folder
+        self._first = step
         self._running = False
 
     def after(self, step: int, result: Any) -> None:
@@ -35,6 +40,7 @@ class Profile:
             self._running = False
 
     def __enter__(self) -> Self:
+        self.after(self._first, None)
         return self
 
     def __exit__(

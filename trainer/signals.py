@@ -1,17 +1,22 @@
-"""Ctrl-C and SIGTERM as a wish: finish the step, save, stop. A second Ctrl-C is an order."""
+"""Ctrl-C and SIGTERM as a wish: finish the step, save, stop. A Ctrl-C after that is an order."""
 
 from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 
 class StopRequest:
-    """`with` it around a loop that looks at `signal` between steps; outside the main thread it never sees one."""
+    """`with` it around a loop that looks at `signal` between steps; outside the main thread it never sees one.
 
-    def __init__(self) -> None:
+    `say` is told at once that the wish was heard.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
         self.signal: signal.Signals | None = None
         self._before: dict[signal.Signals, Any] = {}
 
@@ -19,6 +24,9 @@ class StopRequest:
         if self.signal is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.signal = signal.Signals(number)
+        text = f"{self.signal.name}: finishing the step, then saving; Ctrl-C stops at once, without"
+        # A thread of its own: this may have come in the middle of printing, and must not print then.
+        threading.Thread(target=self._say, args=[text]).start()
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():

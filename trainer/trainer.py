@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import json
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -158,7 +158,7 @@ class Trainer:
         """Everything that training changes, as logical arrays by name."""
         return logical.to_logical(self.program, self.restored_state)
 
-    def steps(self, num: int | None = None) -> Iterator[Metrics]:
+    def steps(self, num: int | None = None) -> Generator[Metrics, None, None]:
         """Trains `num` steps (to the end of the run, unless given), yielding each one's metrics.
 
         They are scalars on the devices: reading one waits for its step, so read few to keep the devices busy.
@@ -173,7 +173,7 @@ class Trainer:
         self.open_folder()
         return self._steps(self.config.train.steps - self.step if num is None else num)
 
-    def _steps(self, num: int) -> Iterator[Metrics]:
+    def _steps(self, num: int) -> Generator[Metrics, None, None]:
         config, program = self.config, self.program
         packed = PackedSequences(self.corpus.indexed, self.corpus.train_documents, config.batch.sequence)
         batches = TrainBatches(packed, config.seed, config.batch.global_)
