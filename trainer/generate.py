@@ -47,6 +47,10 @@ def generate(
     seed: int,
 ) -> str:
     """See Trainer.generate."""
+    _require(max_tokens >= 0, f"max_tokens={max_tokens}: use 0 or more")
+    _require(temperature >= 0, f"temperature={temperature}: use 0 for the likeliest token, or more")
+    _require(top_k is None or top_k >= 1, f"top_k={top_k}: use 1 or more, or None for the whole vocabulary")
+    _require(0 <= seed < 2**32, f"seed={seed}: use one from 0 to 2**32 - 1")
     tokenizer, model = trainer.tokenizer, trainer.config.model
     ids = tokenizer.encode(prompt) if prompt else np.array([tokenizer.eod])
     if len(ids) >= model.context:
@@ -57,7 +61,7 @@ def generate(
     tokens[0, : len(ids)] = ids
     sampling = Sampling(
         temperature=np.float32(temperature),
-        top_k=np.int32(top_k or model.vocab),
+        top_k=np.int32(model.vocab if top_k is None else min(top_k, model.vocab)),
         seed=np.uint32(seed),
         end=np.int32(tokenizer.eod),
     )
@@ -89,7 +93,7 @@ def generator(program: Program) -> Callable[..., tuple[jax.Array, jax.Array]]:
 
         def more(carry: Carry) -> jax.Array:
             tokens, at, _, _ = carry
-            return (at < last) & (tokens[0, at - 1] != sampling.end)
+            return (at < last) & ((at == length) | (tokens[0, at - 1] != sampling.end))
 
         def append(carry: Carry) -> Carry:
             tokens, at, logits, cache = carry
@@ -100,12 +104,16 @@ def generator(program: Program) -> Callable[..., tuple[jax.Array, jax.Array]]:
 
         logits, cache = decode(tokens, Cache(empty, empty), 0, length - 1)
         start = (tokens, length, collectives.varying(logits, AXES), cache)
-        tokens, length, _, _ = jax.lax.while_loop(more, append, start)
-        return tokens, length
+        return jax.lax.while_loop(more, append, start)[:2]
 
     scalar = PartitionSpec()
     specs = (program.state_specs.parameters, *[scalar] * 4)
     return jax.jit(program.manual(generate, specs, (scalar, scalar)))
+
+
+def _require(condition: bool, otherwise: str) -> None:
+    if not condition:
+        raise ConfigError(otherwise)
 
 
 def _sample(logits_BV: jax.Array, at: jax.Array, sampling: Sampling) -> jax.Array:

@@ -215,7 +215,16 @@ class Trainer:
     def generate(
         self, prompt: str, max_tokens: int = 100, temperature: float = 1.0, top_k: int | None = None, seed: int = 0
     ) -> str:
-        """The prompt and what the model makes of it, up to the end of the document or `max_tokens` tokens."""
+        """The prompt and what the model makes of it, up to the end of the document, `max_tokens` tokens or the model's
+        context, whichever comes first.
+
+        Args:
+            temperature: 0 takes the likeliest token.
+            top_k: chooses among so many likeliest tokens; among all unless given.
+
+        Raises:
+            ConfigError: the prompt fills the context, a number is out of its range, or there is no tokenizer.
+        """
         return generate(self, self.restored_state.parameters, prompt, max_tokens, temperature, top_k, seed)
 
     def save(self) -> None:
