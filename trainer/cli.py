@@ -85,6 +85,8 @@ def train(config: ConfigFile, overrides: Overrides = None) -> None:
 @app.command(cls=Command)
 def generate(
     run: RunFolder,
+    overrides: Overrides = None,
+    *,
     prompt: Annotated[str, typer.Option(metavar="TEXT", help="The text to go on from.")],
     max_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Stop after this many tokens.")] = 100,
     temperature: Annotated[float, typer.Option(metavar="T", min=0, help="0 takes the likeliest token.")] = 1.0,
@@ -97,7 +99,7 @@ def generate(
     """
     from trainer.trainer import Trainer
 
-    trainer = Trainer.from_run(run)
+    trainer = Trainer.from_run(run, overrides or ())
     text = trainer.generate(prompt, max_tokens=max_tokens, temperature=temperature, top_k=top_k, seed=seed)
     typer.echo(text)
 
