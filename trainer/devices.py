@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,13 +19,13 @@ Rows = Callable[[int, int], dict[str, np.ndarray]]
 
 
 def find_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None) -> Mesh:
-    """The mesh over `devices`, or over all that JAX finds; virtual ones are made where the config asks for them."""
+    """The mesh over `devices`, or over all that JAX finds; virtual ones are made where the config asks for them.
+
+    Raises:
+        ConfigError: the mesh does not fit the devices, or JAX finds none.
+    """
     if devices is None:
-        if config.virtual_devices is not None:
-            _make_virtual(config.virtual_devices)
-        devices = jax.devices()
-        if config.virtual_devices is not None:
-            devices = devices[: config.virtual_devices]
+        devices = _all_devices() if config.virtual_devices is None else _virtual_devices(config.virtual_devices)
     try:
         return make_mesh(config, devices)
     except ValueError as error:
@@ -63,14 +64,26 @@ def _span(index: tuple[slice, ...] | None, size: int) -> tuple[int, int]:
     return index[0].indices(size)[:2] if index else (0, size)
 
 
-def _make_virtual(count: int) -> None:
-    """`count` virtual CPU devices, where JAX has not started yet; otherwise there must be enough already."""
+def _all_devices() -> list[jax.Device]:
     try:
-        jax.config.update("jax_platforms", "cpu")
+        return jax.devices()
+    except (RuntimeError, AssertionError) as error:  # the latter for a platform whose plugin is not installed
+        platforms = os.environ.get("JAX_PLATFORMS") or "not set"
+        raise ConfigError(
+            f"JAX finds no devices ({error}); see that JAX_PLATFORMS (now {platforms}) names what is there, "
+            "and what `meshwright doctor` says"
+        ) from error
+
+
+def _virtual_devices(count: int) -> list[jax.Device]:
+    """`count` virtual CPU devices, where JAX has not started yet; otherwise there must be enough already."""
+    with contextlib.suppress(RuntimeError):  # JAX is running: what there is, is all there will be
         jax.config.update("jax_num_cpu_devices", count)
-    except RuntimeError:  # JAX is running: what there is, is all there will be
-        if len(jax.devices()) < count:
-            raise ConfigError(
-                f"mesh.virtual_devices={count}, but JAX has already started with {len(jax.devices())}; "
-                f"train before anything else uses JAX, or set jax.config.update('jax_num_cpu_devices', {count}) first"
-            ) from None
+        jax.config.update("jax_platforms", "cpu")
+    devices = jax.devices("cpu")
+    if len(devices) < count:
+        raise ConfigError(
+            f"mesh.virtual_devices={count}, but JAX has already started with {len(devices)} on the CPU; "
+            f"train before anything else uses JAX, or set jax.config.update('jax_num_cpu_devices', {count}) first"
+        )
+    return devices[:count]
