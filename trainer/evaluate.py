@@ -36,6 +36,8 @@ def evaluate(trainer: Trainer, parameters: dict[str, jax.Array], everything: boo
         loss, tokens = loss + float(sums[0]), tokens + float(sums[1])
         if corpus.bytes_per_token is not None:
             num_bytes += float(np.sum(corpus.bytes_per_token[host["targets"]] * host["weights"]))
+    if not tokens:
+        raise ConfigError("the held-out documents hold no token after their first; give data.path longer ones")
     result = {"loss": loss / tokens, "perplexity": math.exp(min(loss / tokens, 700)), "tokens": int(tokens)}
     if num_bytes:
         result |= {"bits_per_byte": loss / math.log(2) / num_bytes, "bytes": int(num_bytes)}
