@@ -18,6 +18,7 @@ from trainer.checkpoint import Checkpoints
 from trainer.config import Config
 from trainer.config_source import Overrides
 from trainer.data.batches import TrainBatches, prefetch
+from trainer.data.config import DataConfig
 from trainer.data.packing import PackedSequences
 from trainer.data.prepare import Corpus, prepare
 from trainer.data.tokenizer import Tokenizer
@@ -61,25 +62,22 @@ class Trainer:
 
     @classmethod
     def from_run(cls, folder: str | Path, overrides: Overrides = ()) -> Trainer:
-        """The trainer of a run's folder, with its config, its tokenizer and its newest checkpoint."""
-        file, tokenizer = Path(folder, "config.yaml"), Path(folder, TOKENIZER)
+        """The trainer of a run's folder, with its config, its tokenizer and its newest checkpoint.
+
+        Raises:
+            ConfigError: the folder holds no run or no checkpoint, or an override does not fit what was trained.
+        """
+        file = Path(folder, "config.yaml")
         if not file.exists():
             raise ConfigError(
                 f"{folder} holds no config.yaml, so it is no run's folder; name one, such as runs/quickstart"
             )
         trained = Config.load(file).data
         config = Config.load(file, [f"run.dir={json.dumps(str(folder))}", *_as_texts(overrides)])
-        other_text = config.data.path != trained.path
-        if tokenizer.exists():
-            if config.data.tokenizer != trained.tokenizer:
-                raise ConfigError(
-                    f"the model of {folder} knows the tokens of {tokenizer} alone; leave data.tokenizer out"
-                )
-            if other_text:
-                data = dataclasses.replace(config.data, tokenizer=str(tokenizer))
-                config = dataclasses.replace(config, data=data)
-        trainer = cls(config)
-        trainer._evaluates_all = other_text
+        trainer = cls(
+            dataclasses.replace(config, data=_data_to_evaluate(config.data, trained, Path(folder, TOKENIZER)))
+        )
+        trainer._evaluates_all = config.data.path != trained.path
         if trainer.checkpoints.newest() is None:
             raise ConfigError(f"{folder} holds no complete checkpoint yet; train it first")
         return trainer
@@ -210,6 +208,8 @@ class Trainer:
     def baselines(self) -> dict[str, float]:
         """What a model must beat: the unigram entropy (nats per token) of the training text, and the bits per byte of
         `xz -9e` on the held-out text."""
+        if self._evaluates_all:
+            raise ConfigError("baselines compare with the run's own text; leave data.path out")
         return {"unigram_entropy": self.corpus.unigram_entropy(), "xz_bits_per_byte": self.corpus.xz_bits_per_byte()}
 
     def generate(
@@ -254,6 +254,20 @@ class Trainer:
     def _count_tokens(self) -> None:
         self._tokens += sum(int(count) for count in jax.device_get(self._uncounted))
         self._uncounted.clear()
+
+
+def _data_to_evaluate(asked: DataConfig, trained: DataConfig, tokenizer: Path) -> DataConfig:
+    """`asked`, but another text comes in the tokens that the model knows: those of the run's own `tokenizer`."""
+    if asked.path == trained.path and asked.holdout != trained.holdout:
+        raise ConfigError(
+            f"data.holdout={asked.holdout}: the model was trained on all but {trained.holdout} of the documents, and only "
+            "they can tell how good it is; leave data.holdout out, or give another text as data.path"
+        )
+    if not tokenizer.exists():
+        return asked
+    if asked.tokenizer != trained.tokenizer:
+        raise ConfigError(f"the model knows the tokens of {tokenizer} alone; leave data.tokenizer out")
+    return asked if asked.path == trained.path else dataclasses.replace(asked, tokenizer=str(tokenizer))
 
 
 def _as_texts(overrides: Overrides) -> list[str]:
