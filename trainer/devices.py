@@ -69,8 +69,9 @@ def _all_devices() -> list[jax.Device]:
         return jax.devices()
     except (RuntimeError, AssertionError) as error:  # the latter for a platform whose plugin is not installed
         platforms = os.environ.get("JAX_PLATFORMS") or "not set"
+        reason = str(error) or "its plugin is not installed"
         raise ConfigError(
-            f"JAX finds no devices ({error}); see that JAX_PLATFORMS (now {platforms}) names what is there, "
+            f"JAX finds no devices ({reason}); see that JAX_PLATFORMS (now {platforms}) names what is there, "
             "and what `meshwright doctor` says"
         ) from error
 
