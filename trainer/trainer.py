@@ -257,17 +257,17 @@ class Trainer:
 
 
 def _data_to_evaluate(asked: DataConfig, trained: DataConfig, tokenizer: Path) -> DataConfig:
-    """`asked`, but another text comes in the tokens that the model knows: those of the run's own `tokenizer`."""
+    """`asked`, but other text comes in the tokens that the model knows: those of the run's own `tokenizer`."""
     if asked.path == trained.path and asked.holdout != trained.holdout:
         raise ConfigError(
-            f"data.holdout={asked.holdout}: the model was trained on all but {trained.holdout} of the documents, and only "
-            "they can tell how good it is; leave data.holdout out, or give another text as data.path"
+            f"data.holdout={asked.holdout}: the model was trained on all but {trained.holdout} of the documents, and "
+            "is measured on no other; leave data.holdout out, or give another text as data.path"
         )
     if not tokenizer.exists():
         return asked
     if asked.tokenizer != trained.tokenizer:
         raise ConfigError(f"the model knows the tokens of {tokenizer} alone; leave data.tokenizer out")
-    return asked if asked.path == trained.path else dataclasses.replace(asked, tokenizer=str(tokenizer))
+    return asked if asked == trained else dataclasses.replace(asked, tokenizer=str(tokenizer))
 
 
 def _as_texts(overrides: Overrides) -> list[str]:
