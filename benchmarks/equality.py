@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from models.inputs import Batch
@@ -63,11 +64,10 @@ class Difference:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """What a run leaves behind. States are logical arrays by name."""
+    """What a run leaves behind."""
 
-    start: Arrays
-    after_one: Arrays
-    end: Arrays
+    states: dict[int, Arrays]
+    """After 0, 1 and all steps: logical arrays by name."""
     losses: np.ndarray
     norms: np.ndarray
 
@@ -75,9 +75,9 @@ class Trajectory:
 def differences(row: Row) -> list[Difference]:
     """All that a row is compared by, against the same task on one device from the same initial weights."""
     one = reference(row.task)
-    many = train(row, one.start)
+    many = train(row, one.states[0])
     of_the_end = _of_the_model if row.task.amplifies_rounding else _of_each_leaf
-    return [*_of_the_course(one, many), *of_the_end(one.end, many.end)]
+    return [*_of_the_course(one, many), *of_the_end(one.states[STEPS], many.states[STEPS])]
 
 
 @cache
@@ -90,15 +90,16 @@ def train(row: Row, start: Arrays | None) -> Trajectory:
     """Trains on the first devices that JAX has, from the state `start` or as the config initialises it."""
     program = Program(row.config, make_mesh(row.config.mesh, jax.devices()[: row.num_devices]))
     step = compiled(program)
-    state = program.init() if start is None else logical.from_logical(program, start)
-    states, metrics = [logical.to_logical(program, state)], []
-    for host in batches(row.task.text):
-        state, scalars = step(state, on_devices(program, host))
-        metrics.append(scalars)
-        if len(metrics) in (1, row.config.train.steps):
-            states.append(logical.to_logical(program, state))
-    losses, norms = (np.array([getattr(step, name) for step in metrics]) for name in ("loss", "grad_norm"))
-    return Trajectory(*jax.device_get(states), losses, norms)
+    state = program.init() if start is None else logical.from_logical(program, jax.tree.map(jnp.array, start))
+    states = {0: jax.device_get(logical.to_logical(program, state))}
+    history: list[Metrics] = []
+    for finished, host in enumerate(batches(row.task.text), 1):
+        state, metrics = step(state, on_devices(program, host))
+        history.append(metrics)
+        if finished in (1, STEPS):
+            states[finished] = jax.device_get(logical.to_logical(program, state))
+    losses, norms = (np.array([getattr(metrics, name) for metrics in history]) for name in ("loss", "grad_norm"))
+    return Trajectory(states, losses, norms)
 
 
 def compiled(program: Program) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
@@ -122,7 +123,7 @@ def _of_the_course(one: Trajectory, many: Trajectory) -> Iterator[Difference]:
         sizes = np.abs(found - expected) / np.abs(expected)
         yield _worst(quantity, ((f"step {step}", size) for step, size in enumerate(sizes, 1)), limit)
     # After one step the first moment is the gradient, times a constant.
-    yield _worst("gradients", _leaves(one.after_one, many.after_one, FIRST_MOMENTS), 1e-5)
+    yield _worst("gradients", _leaves(one.states[1], many.states[1], FIRST_MOMENTS), 1e-5)
 
 
 def _of_each_leaf(one: Arrays, many: Arrays) -> Iterator[Difference]:
@@ -132,10 +133,12 @@ def _of_each_leaf(one: Arrays, many: Arrays) -> Iterator[Difference]:
 
 def _of_the_model(one: Arrays, many: Arrays) -> Iterator[Difference]:
     names = [name for name in one if name.startswith("parameters.")]
-    apart = np.linalg.norm([np.linalg.norm(many[name] - one[name]) for name in names])
-    yield _worst(
-        "weights", [("the L2 norm of all", apart / np.linalg.norm([np.linalg.norm(one[name]) for name in names]))], 1e-4
-    )
+    apart, whole = (_norm(many[name] - one[name] for name in names), _norm(one[name] for name in names))
+    yield _worst("weights", [("the L2 norm of all", apart / whole)], 1e-4)
+
+
+def _norm(leaves: Iterable[np.ndarray]) -> float:
+    return float(np.linalg.norm([np.linalg.norm(leaf) for leaf in leaves]))
 
 
 def _leaves(one: Arrays, many: Arrays, prefixes: Iterable[str]) -> Iterator[tuple[str, float]]:

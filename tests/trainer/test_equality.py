@@ -17,7 +17,7 @@ from trainer import logical
 from trainer.program import Program
 
 ROOT = Path(__file__).parents[2]
-FACTORS = {
+FACTORS: dict[str, set[object]] = {
     "zero": {0, 1, 2, 3},
     "data": {1, 2, 3, 4, 8},
     "tensor": {1, 2, 4},
@@ -72,5 +72,5 @@ def _value(row: Row, factor: str) -> object:
 def test_initial_weights_do_not_depend_on_the_mesh(row: Row) -> None:
     program = Program(row.config, make_mesh(row.config.mesh, jax.devices()[: row.num_devices]))
     found = jax.device_get(logical.to_logical(program, program.init()))
-    for name, expected in reference(row.task).start.items():
+    for name, expected in reference(row.task).states[0].items():
         np.testing.assert_array_equal(found[name], expected, err_msg=name)
