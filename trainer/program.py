@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from models.decoder import Decoder
@@ -73,12 +72,10 @@ class Program:
         """One PartitionSpec for every array of the training state."""
         scalar = PartitionSpec()
         parameters = {name: layout.spec for name, layout in self.layouts.items()}
-        moments = optax.tree_utils.tree_map_params(
-            self.optimizer,
-            lambda _, spec: spec,
+        moments = jax.tree.map(
+            lambda leaf: parameters if isinstance(leaf, dict) else scalar,
             self._abstract_optimizer(),
-            parameters,
-            transform_non_params=lambda _: scalar,
+            is_leaf=lambda leaf: isinstance(leaf, dict) and leaf.keys() == parameters.keys(),
         )
         scale = _all(loss_scale.LossScale, scalar)
         return _tree(TrainState, scalar, scalar, scale, parameters, moments)

@@ -70,8 +70,6 @@ def trace_step(config: Config) -> ClosedJaxpr:
     """The train step of a config, no mesh axis of which is -1, on as many devices as it asks for. None is needed."""
     mesh: Any = AbstractMesh(tuple(config.mesh.sizes.values()), AXES)
     program = Program(config, mesh)
-    # Asked for its specs, optax makes a counter: a real array, which would start a device, unless it is traced.
-    jax.eval_shape(lambda: jax.tree.map(lambda _: None, program.state_specs))
     step: Any = program.step
     return step.trace(program.abstract_state(), program.abstract_batch()).jaxpr
 
