@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from models import decoder, layers
 from models.decoder import Decoder
 from models.inputs import Batch, Inputs
 from models.layers import drop
@@ -88,3 +89,17 @@ def test_every_place_in_the_model_has_its_own_mask_and_the_mean_stays() -> None:
     assert abs(dropped.mean() - 1) < 0.01
     masks = (dropped > 0).reshape(3, -1)
     assert np.abs(np.corrcoef(masks)[np.triu_indices(3, 1)]).max() < 0.05
+
+
+def test_no_two_places_in_the_model_share_a_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    places = []
+
+    def spy(x: jax.Array, inputs: Inputs, rate: float, place: int) -> jax.Array:
+        places.append(place)
+        return x
+
+    for module in (decoder, layers):
+        monkeypatch.setattr(module, "drop", spy)
+    unrolled = Decoder(dataclasses.replace(CONFIG, scan_layers=False))
+    unrolled.loss(weights_of(CONFIG), whole, batch_of(TOKENS), jax.random.key(KEY), None)
+    assert places == list(range(1 + 2 * CONFIG.layers))
