@@ -120,7 +120,7 @@ def test_on_one_device_tensor_parallelism_adds_no_equation() -> None:
         lambda: tensor.leave(x, True),
         lambda: tensor.leave(x, False),
         lambda: tensor.slice_of_sequence(x, True),
-        lambda: tensor.own_kv_heads(x, 2, 2, 1),
+        lambda: tensor.own_kv_heads(x, 8, 8, 4),
     )
     for piece in pieces:
         assert list(equations(jax.make_jaxpr(piece)())) == []
