@@ -22,6 +22,7 @@ from trainer.errors import ConfigError
 ARRAYS, META = "arrays", "meta"  # the two parts of a checkpoint, each a folder of its own
 # On several hosts process 0 says which steps are there, so that all go on from the same one.
 STEPS = ocp.path.step.standard_name_format(single_host_load_and_broadcast=True)
+STEPS_ALONE = ocp.path.step.standard_name_format()  # the same names, and nobody to be asked through the devices
 SAVE_TIMEOUT = 3 * 3600  # seconds; a large state on a slow disk takes its time, and dead hosts are noticed elsewhere
 MOST_SHOWN = 8  # differences between a checkpoint and a model
 # Where all differences begin alike: what they mean.
@@ -45,8 +46,9 @@ class Checkpoints:
         logging.getLogger("absl").addFilter(_not_from_orbax)
 
     def steps(self) -> list[int]:
-        """The steps of the complete checkpoints, ascending."""
-        return sorted(found.step for found in STEPS.find_all(self.folder))
+        """The steps of the complete checkpoints, ascending. A process that is alone touches no device."""
+        names = STEPS if jax.distributed.is_initialized() else STEPS_ALONE
+        return sorted(found.step for found in names.find_all(self.folder))
 
     def newest(self) -> int | None:
         """The step of the newest complete checkpoint."""
