@@ -25,7 +25,7 @@ import numpy as np
 
 from models.inputs import Batch
 from sharding.mesh import make_mesh
-from tests.trainer.layouts import ROWS, STEPS, Row, Task, batches
+from tests.trainer.layouts import AMPLIFY_ROUNDING, ROWS, STEPS, Row, Task, batches
 from trainer import logical
 from trainer.devices import put_batch
 from trainer.program import Program
@@ -35,7 +35,7 @@ from trainer.step import Metrics, TrainState
 Arrays = dict[str, np.ndarray]
 
 FIRST_MOMENTS = ("optimizer.trace.", "optimizer.mu.")
-"""Of SGD and of AdamW; a task has one of them."""
+"""Of SGD; of AdamW and Lion. After one step it is the gradient, times a constant."""
 NO_GRADIENT = "attention.key.bias"
 """Softmax is invariant under what it adds, so its gradient is rounding and nothing else: it is measured against a
 thousandth of the largest leaf. All others are measured against their own largest entry."""
@@ -76,7 +76,7 @@ def differences(row: Row) -> list[Difference]:
     """All that a row is compared by, against the same task on one device from the same initial weights."""
     one = reference(row.task)
     many = train(row, one.states[0])
-    of_the_end = _of_the_model if row.task.amplifies_rounding else _of_each_leaf
+    of_the_end = _of_the_model if row.task.optimizer in AMPLIFY_ROUNDING else _of_each_leaf
     return [*_of_the_course(one, many), *of_the_end(one.states[STEPS], many.states[STEPS])]
 
 
@@ -122,7 +122,6 @@ def _of_the_course(one: Trajectory, many: Trajectory) -> Iterator[Difference]:
         expected, found = getattr(one, quantity), getattr(many, quantity)
         sizes = np.abs(found - expected) / np.abs(expected)
         yield _worst(quantity, ((f"step {step}", size) for step, size in enumerate(sizes, 1)), limit)
-    # After one step the first moment is the gradient, times a constant.
     yield _worst("gradients", _leaves(one.states[1], many.states[1], FIRST_MOMENTS), 1e-5)
 
 
@@ -196,7 +195,7 @@ def _record(lines: list[str]) -> None:
         f"versions: python {environment['python']}, {packages}",
         f"measured: {STEPS} steps in float32 against one device, relative to the largest entry on one device, at the",
         "          worst step or leaf. Limits: losses 1e-5, norms 1e-4, gradients (step 1) 1e-5, weights and moments",
-        "          1e-4; with AdamW's epsilon 1e-8 weights are compared as a whole, by the L2 norm, to 1e-4.",
+        "          1e-4; with AdamW's epsilon 1e-8 and Lion weights as a whole, by the L2 norm, 1e-4.",
         "",
     ]
     RESULTS.mkdir(exist_ok=True)

@@ -32,7 +32,7 @@ _GPT2 = _SIZES | {
 }
 MODELS: dict[str, dict[str, Any]] = {
     "llama": _LLAMA,
-    "llama-tied": _LLAMA | {"layers": 3, "tied": True, "window": 5, "soft_cap": 4.0},
+    "llama-tied": _LLAMA | {"layers": 3, "kv_heads": 1, "tied": True, "window": 5, "soft_cap": 4.0},
     "gpt2": _GPT2,
     "gpt2-untied": _GPT2 | {"tied": False, "ffn": 44},
     # 12 heads are no power of two, so some of ALiBi's slopes come from between.
@@ -42,7 +42,10 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "sgd": {"name": "sgd", "learning_rate": 0.05, "schedule": "constant", "clip": None},
     "adamw": {"name": "adamw", "learning_rate": 0.01, "epsilon": 1e-3, "warmup_steps": 2, "clip": 0.5},
     "adamw-1e-8": {"name": "adamw", "learning_rate": 0.003, "epsilon": 1e-8, "schedule": "linear"},
+    "lion": {"name": "lion", "learning_rate": 1e-4, "beta2": 0.99},
 }
+AMPLIFY_ROUNDING = ("adamw-1e-8", "lion")
+"""They make a whole step of the smallest gradient, even of one that should be 0: leaves cannot be compared alone."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +57,6 @@ class Task:
     """packed: documents end to end. ragged: one a sequence, then padding. idle: some rows are nothing but padding."""
     optimizer: str
     dropout: float = 0.0
-
-    @property
-    def amplifies_rounding(self) -> bool:
-        """AdamW with a tiny epsilon makes a whole step of a gradient that should be 0: leaves cannot be compared."""
-        return OPTIMIZERS[self.optimizer].get("epsilon") == 1e-8
 
     def __str__(self) -> str:
         return "-".join([self.model, self.text, self.optimizer, *(["dropout"] if self.dropout else [])])
@@ -135,6 +133,7 @@ LLAMA_IDLE = Task("llama", "idle", "adamw", dropout=0.2)
 LLAMA_TIED = Task("llama-tied", "ragged", "sgd")
 GPT2_UNTIED = Task("gpt2-untied", "packed", "sgd")
 GPT2_NOISY = Task("gpt2", "ragged", "adamw-1e-8")
+LION = Task("llama", "packed", "lion")
 BLOOM_DROPOUT = Task("bloom", "packed", "adamw", dropout=0.2)
 REST = [
     *(Row(LLAMA, zero=stage, data=2) for stage in range(4)),
@@ -164,6 +163,8 @@ REST = [
     Row(GPT2_UNTIED, zero=3, data=4, persist_below=100, recompute="selective", scan=False),
     Row(GPT2_NOISY, zero=2, data=2, tensor=2, accumulation=4, recompute="full"),
     Row(GPT2_NOISY, zero=3, data=3, tensor=2, scan=False),
+    Row(LION, zero=1, data=8),
+    Row(LION, zero=3, data=3, tensor=2, accumulation=4),
     Row(BLOOM, zero=0, tensor=2, accumulation=4, recompute="selective", scan=False),
     Row(BLOOM, zero=3, data=2, tensor=3, accumulation=4, recompute="full"),
     Row(BLOOM_DROPOUT, zero=1, replica=2, data=4, accumulation=3, recompute="full"),
