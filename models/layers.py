@@ -11,6 +11,7 @@ heads, `K` head dim, `F` feed-forward. Head and feed-forward dims are this devic
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +31,14 @@ from sharding import collectives, randomness, tensor
 SELECTIVE_NAMES = ("query", "key", "value", "attention", "attention_residual", "gate", "up")
 
 
+def recomputed(function: Callable[..., jax.Array], config: ModelConfig) -> Callable[..., jax.Array]:
+    """`function`, that keeps nothing but its arguments for backward, whatever the recompute policy.
+
+    For elementwise work, which is cheaper to do again than to write down and read.
+    """
+    return jax.checkpoint(function, prevent_cse=not config.scan_layers)  # a scan's passes share nothing as they are
+
+
 class Norm(nnx.Module):
     """RMSNorm (Zhang & Sennrich 2019) or LayerNorm over the last dim, computed in float32."""
 
@@ -40,6 +49,9 @@ class Norm(nnx.Module):
             self.bias = parameter((config.hidden,), ("embed",), ZEROS)
 
     def __call__(self, x: jax.Array) -> jax.Array:
+        return recomputed(self._normalise, self.config)(x)
+
+    def _normalise(self, x: jax.Array) -> jax.Array:
         y = x.astype(jnp.float32)
         if self.config.norm == "layernorm":
             y -= jnp.mean(y, axis=-1, keepdims=True)
@@ -145,11 +157,13 @@ class MLP(nnx.Module):
     def __call__(self, x_BsD: jax.Array, split: bool) -> jax.Array:
         x_TD = flat(tensor.enter(x_BsD, split))
         up = checkpoint_name(self.up.column(x_TD), "up")
-        if self.config.activation == "swiglu":
-            hidden = jax.nn.silu(checkpoint_name(self.gate.column(x_TD), "gate")) * up
-        else:
-            hidden = jax.nn.gelu(up, approximate=True)
-        return self.down.row(hidden, x_BsD.shape[0], split)
+        gate = checkpoint_name(self.gate.column(x_TD), "gate") if self.config.activation == "swiglu" else None
+
+        def down(up: jax.Array, gate: jax.Array | None) -> jax.Array:
+            hidden = jax.nn.gelu(up, approximate=True) if gate is None else jax.nn.silu(gate) * up
+            return self.down.row(hidden, x_BsD.shape[0], split)
+
+        return recomputed(down, self.config)(up, gate)
 
 
 class Block(nnx.Module):

@@ -257,12 +257,22 @@ def _equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
 def _name(variable: Var, made: dict[Var, JaxprEqn], inputs: Sequence[Var]) -> str:
     """What an array of a block is called; `made` holds the equation of each, but for those that come from outside."""
     equation = made.get(variable)
-    while equation is not None and equation.primitive.name in _MOVES:
-        (variable,) = (operand for operand in equation.invars if isinstance(operand, Var))
-        equation = made.get(variable)
+    while equation is not None and (before := _before(variable, equation)) is not None:
+        variable, equation = before, made.get(before)
     if equation is None:
         return "input" if variable in inputs else "weight"
     return str(equation.params.get("name") or equation.primitive.name)
+
+
+def _before(variable: Var, equation: JaxprEqn) -> Var | None:
+    """The array that `equation` only moved, or handed through it as the argument of a part that is recomputed."""
+    if equation.primitive.name in _MOVES:
+        return next(operand for operand in equation.invars if isinstance(operand, Var))
+    if equation.primitive.name == "remat2":
+        inner = equation.params["jaxpr"]
+        handed = inner.outvars[equation.outvars.index(variable)]
+        return equation.invars[inner.invars.index(handed)] if handed in inner.invars else None
+    return None
 
 
 def _print(description: Description, console: Console) -> None:
