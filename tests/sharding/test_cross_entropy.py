@@ -22,7 +22,7 @@ Problem = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensor, "CHUNK_ELEMENTS", 64)
+    monkeypatch.setattr(tensor, "CHUNK_TOKENS", 4)
 
 
 def problem(tokens: int, vocab: int, dtype: DTypeLike = np.float32) -> Problem:
@@ -137,7 +137,7 @@ def test_the_gradient_is_scaled_by_what_follows() -> None:
 
 @pytest.mark.parametrize("tokens", [2048, 2053, 2049], ids=["power of two", "prime", "one more"])
 def test_memory_and_time_do_not_depend_on_how_the_tokens_divide(tokens: int) -> None:
-    vocab, elements = 50257, tensor.CHUNK_ELEMENTS
+    vocab = 50257
     x, table = jax.ShapeDtypeStruct((tokens, 8), jnp.float32), jax.ShapeDtypeStruct((vocab, 8), jnp.float32)
     targets, weights = (jax.ShapeDtypeStruct((tokens,), dtype) for dtype in (jnp.int32, jnp.float32))
 
@@ -145,9 +145,11 @@ def test_memory_and_time_do_not_depend_on_how_the_tokens_divide(tokens: int) -> 
         return jax.grad(lambda x, table: tensor.cross_entropy(x, table, targets, weights, vocab), (0, 1))(x, table)
 
     program = list(equations(jax.make_jaxpr(both)(x, table, targets, weights)))
-    assert max(v.aval.size for e in program for v in e.outvars) <= elements, "the full logits are 100 million"
+    assert max(v.aval.size for e in program for v in e.outvars) <= tensor.CHUNK_TOKENS * vocab, (
+        "the full logits are twice that"
+    )
     (scan,) = [e for e in program if e.primitive.name == "scan"]
-    assert scan.params["length"] <= 2 * tokens * vocab / elements + 1
+    assert scan.params["length"] <= tokens / tensor.CHUNK_TOKENS + 1
 
 
 def test_each_chunk_exchanges_three_numbers_a_token_and_no_logits() -> None:
