@@ -10,7 +10,9 @@ import logging
 import os
 import re
 import shutil
+import sys
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +45,9 @@ class Checkpoints:
         self.keep = keep
         self._manager: ocp.CheckpointManager | None = None
         self._saving: int | None = None
-        logging.getLogger("absl").addFilter(_not_from_orbax)
+        for name in ("absl", "asyncio"):
+            logging.getLogger(name).addFilter(_not_from_orbax)
+        _hide_late_writes()
 
     def steps(self) -> list[int]:
         """The steps of the complete checkpoints, ascending. A process that is alone touches no device."""
@@ -178,5 +182,23 @@ def _free(folder: Path) -> str:
 
 
 def _not_from_orbax(record: logging.LogRecord) -> bool:
-    """orbax logs every error that it also raises, and its progress; the terminal is the run's display."""
-    return f"{os.sep}orbax{os.sep}" not in record.pathname
+    """orbax logs every error that it also raises, and its progress; the terminal is the run's display.
+
+    asyncio speaks for orbax's tasks that failed after the one whose error is raised.
+    """
+    return f"{os.sep}orbax{os.sep}" not in record.pathname + record.getMessage()
+
+
+@cache
+def _hide_late_writes() -> None:
+    """Of a save that fails, the error is raised; of its other files, each would print a traceback when it is done.
+
+    They come back to orbax's event loop, which the first error has closed.
+    """
+    show = sys.unraisablehook
+
+    def show_others(event: sys.UnraisableHookArgs) -> None:
+        if not (isinstance(event.exc_value, RuntimeError) and str(event.exc_value) == "Event loop is closed"):
+            show(event)
+
+    sys.unraisablehook = show_others
