@@ -6,11 +6,12 @@ all alike, so ratios hold where seconds do not.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from models.inputs import Batch
 from trainer.config import Config
 
 Step = Callable[[], object]
@@ -54,6 +56,14 @@ class Sizes:
         text = np.random.default_rng(0).integers(self.vocab, size=(self.batch, self.sequence + 1), dtype=np.int32)
         return text[:, :-1], text[:, 1:]
 
+    def rows(self) -> Batch:
+        """The same as the trainer takes them: every sequence one document, every target counted."""
+        tokens, targets = self.tokens()
+        ones = np.ones_like(tokens)
+        positions = np.broadcast_to(np.arange(self.sequence, dtype=np.int32), tokens.shape)
+        samples = np.arange(self.batch, dtype=np.uint32)
+        return Batch(tokens, targets, ones, positions, ones.astype(np.float32), samples)
+
 
 @dataclass
 class Times:
@@ -62,10 +72,11 @@ class Times:
     cpu: list[float] = field(default_factory=list)
     wall: list[float] = field(default_factory=list)
 
-    def add(self, steps: int, run: Callable[[], object]) -> None:
-        """Runs `steps` steps and notes what one took; the whole process's CPU time, of all its threads."""
+    @contextlib.contextmanager
+    def measured(self, steps: int) -> Iterator[None]:
+        """Notes what one of the `steps` steps within took; CPU time is the whole process's, of all its threads."""
         wall, cpu = time.perf_counter(), time.process_time()
-        run()
+        yield
         self.wall.append((time.perf_counter() - wall) / steps)
         self.cpu.append((time.process_time() - cpu) / steps)
 
@@ -77,7 +88,8 @@ def measure(variants: Mapping[str, Step], rounds: int, steps: int) -> dict[str, 
     times = {name: Times() for name in variants}
     for _ in range(rounds):
         for name, step in variants.items():
-            times[name].add(steps, lambda step=step: jax.block_until_ready([step() for _ in range(steps)]))
+            with times[name].measured(steps):
+                jax.block_until_ready([step() for _ in range(steps)])
     return times
 
 
@@ -94,6 +106,8 @@ def show(title: str, columns: list[str], rows: list[list[str]]) -> None:
     for row in rows:
         table.add_row(*row)
     console = Console()
+    if not console.is_terminal:
+        console.width = 120
     console.print(
         f"{platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}, jax {jax.__version__}"
     )

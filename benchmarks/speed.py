@@ -16,11 +16,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import numpy as np
 
 from benchmarks.bare_jax import BareLoop, flattened, naive
 from benchmarks.common import Sizes, Step, Times, measure, ratio, show
-from models.inputs import Batch
 from sharding.mesh import make_mesh
 from trainer.devices import put_batch
 from trainer.program import Program
@@ -44,7 +42,7 @@ class OurStep:
         config = sizes.config(**sections)
         self.program = Program(config, make_mesh(config.mesh, jax.devices()[: config.mesh.num_devices]))
         self.state = self.program.init()
-        rows = fields(sizes)
+        rows = sizes.rows()._asdict()
         self.batch = put_batch(
             self.program.mesh,
             self.program.batch_specs,
@@ -55,15 +53,6 @@ class OurStep:
     def __call__(self) -> object:
         self.state, metrics = self.program.step(self.state, self.batch)
         return metrics
-
-
-def fields(sizes: Sizes) -> dict[str, np.ndarray]:
-    """The fields of a Batch: every sequence one document, every target counted."""
-    tokens, targets = sizes.tokens()
-    ones = np.ones_like(tokens)
-    positions = np.broadcast_to(np.arange(sizes.sequence, dtype=np.int32), tokens.shape)
-    samples = np.arange(sizes.batch, dtype=np.uint32)
-    return Batch(tokens, targets, ones, positions, ones.astype(np.float32), samples)._asdict()
 
 
 def variants(sizes: Sizes) -> dict[str, Step]:
