@@ -184,9 +184,10 @@ def _free(folder: Path) -> str:
 def _not_from_orbax(record: logging.LogRecord) -> bool:
     """orbax logs every error that it also raises, and its progress; the terminal is the run's display.
 
-    asyncio speaks for orbax's tasks that failed after the one whose error is raised.
+    asyncio speaks for those of orbax's tasks that failed after the one whose error is raised.
     """
-    return f"{os.sep}orbax{os.sep}" not in record.pathname + record.getMessage()
+    is_orbaxs = f"{os.sep}orbax{os.sep}" in record.pathname
+    return not is_orbaxs and ".orbax-checkpoint-tmp" not in record.getMessage()
 
 
 @cache
