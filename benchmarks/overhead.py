@@ -66,7 +66,7 @@ class ModelLoop:
 
 
 class TakesTurns(Trainer):
-    """A trainer that has others run `STEPS` steps after as many of its own. The first turn compiles and is not timed."""
+    """A trainer that has others run `STEPS` steps after as many of its own. The first, which compiles, is not timed."""
 
     def __init__(self, config: Config, devices: list[jax.Device], others: Mapping[str, Step]) -> None:
         super().__init__(config, devices)
@@ -110,7 +110,7 @@ def main(sizes: Sizes = Sizes(), rounds: int = 8) -> None:
         + [f"{ratio(getattr(times, clock), getattr(trainer.own, clock)):.3f}" for clock in ("wall", "cpu")]
         for name, times in {"Trainer.train": trainer.own, **trainer.theirs}.items()
     ]
-    title = f"Tokens a second, {rounds} rounds of {STEPS} steps; ratio: the trainer's over the loop's, at least {GOAL}"
+    title = f"Tokens a second, {rounds} rounds of {STEPS} steps; the ratio is to be at least {GOAL}"
     show(title, ["", "by wall time", "by CPU time", "wall ratio", "CPU ratio"], rows)
 
 
