@@ -56,7 +56,11 @@ class Loop:
                 closing(open_sinks(config.run, trainer.folder, config.to_dict(), first)) as sinks,
                 StopRequest(display.say) as stop,
             ):
-                self._train(first, last, display, sinks, stop)
+                try:
+                    self._train(first, last, display, sinks, stop)
+                except Exception:  # a checkpoint that is being written is worth waiting for; Ctrl-C does not
+                    trainer.checkpoints.wait()
+                    raise
         self._report()
 
     def _train(self, first: int, last: int, display: Display, sinks: Sinks, stop: StopRequest) -> None:
@@ -79,7 +83,7 @@ class Loop:
                     self._evaluate(display, sinks)
                 if ends or (train.checkpoint_every is not None and step % train.checkpoint_every == 0):
                     self._require_range(metrics)
-                    trainer.save()
+                    trainer.save(wait=False)
                 if ends:
                     break
         trainer.checkpoints.wait()

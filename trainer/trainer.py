@@ -227,16 +227,22 @@ class Trainer:
         """
         return generate(self, self.restored_state.parameters, prompt, max_tokens, temperature, top_k, seed)
 
-    def save(self) -> None:
-        """Writes a checkpoint of this step in the background; it counts once `checkpoints.wait()` returns.
+    def save(self, wait: bool = True) -> None:
+        """Writes a checkpoint of this step.
+
+        Args:
+            wait: until it is written; otherwise that goes on in the background, and it counts once `checkpoints.wait()`
+                has returned.
 
         Raises:
             ConfigError: the run's folder holds another run.
-            OSError: the save before this one failed.
+            OSError: it could not be written, or one before that nobody waited for.
         """
         self.open_folder()
         meta = {"tokens": self.tokens, "data_hash": self.corpus.hash, "meshwright": version("meshwright")}
         self.checkpoints.save(self.step, self.state, meta)
+        if wait:
+            self.checkpoints.wait()
 
     @property
     def restored_state(self) -> TrainState:

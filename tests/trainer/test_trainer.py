@@ -20,6 +20,8 @@ from tests.trainer import small
 from trainer import Config, ConfigError, Trainer
 from trainer.data.indexed import IndexedWriter
 from trainer.data.tokenizer import Tokenizer
+from trainer.display import PlainDisplay
+from trainer.metrics import StepMetrics
 
 ROOT = Path(__file__).parents[2]
 FIELDS = {
@@ -120,12 +122,12 @@ def by_hand(text: Path) -> Trainer:
     trainer = Trainer(Config.from_dict(small.tree(text, text.parent / "by hand: 1")))
     list(trainer.steps(2))
     trainer.save()
-    trainer.checkpoints.wait()
     return trainer
 
 
 def test_steps_are_scalars_on_the_devices(by_hand: Trainer, trained: Trainer) -> None:
     assert by_hand.step == 2
+    assert by_hand.checkpoints.steps() == [2]  # a script may end here
     (metrics,) = by_hand.steps(1)
     assert by_hand.step == 3
     assert all(isinstance(value, jax.Array) and value.shape == () for value in metrics)
@@ -140,7 +142,6 @@ def test_what_is_saved_by_hand_is_a_run_that_goes_on(by_hand: Trainer, trained: 
     assert again.step == 2
     assert again.tokens == expected[1]["tokens"]
     again.save()  # a second time is not another step
-    again.checkpoints.wait()
     assert again.checkpoints.steps() == [2]
     again.train(2)
     rest, _ = records(again.folder)
@@ -160,6 +161,20 @@ def test_a_resumed_run_tells_no_step_twice(trained: Trainer, tmp_path: Path) -> 
     assert [row["loss"] for row in after] == [row["loss"] for row in before]
     assert [row["step"] for row in evaluations] == [2, 4]
     assert len(json.loads((run / "environment.json").read_text())) == starts + 1
+
+
+def test_a_failure_waits_for_the_checkpoint_under_way(
+    trained: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def step(display: PlainDisplay, metrics: StepMetrics) -> None:
+        if metrics.step == 3:
+            raise OSError("the terminal is gone")
+
+    monkeypatch.setattr(PlainDisplay, "step", step)
+    trainer = Trainer(Config.from_dict(trained.config.to_dict(), {"run.dir": str(tmp_path / "run")}))
+    with pytest.raises(OSError, match="the terminal is gone"):
+        trainer.train()
+    assert trainer.checkpoints.steps() == [2]
 
 
 def test_steps_refuses_another_run_before_it_trains(trained: Trainer) -> None:
