@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import platform
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -191,7 +192,7 @@ def _record(lines: list[str]) -> None:
         "command:  python -m benchmarks.equality",
         f"date:     {environment['start']}",
         f"commit:   {environment['git_commit']}",
-        f"machine:  {environment['platform']}, {os.cpu_count()} cores, {len(jax.devices())} virtual CPU devices",
+        f"machine:  {platform.system()} {platform.machine()}, {os.cpu_count()} cores, {len(jax.devices())} virtual CPU devices",
         f"versions: python {environment['python']}, {packages}",
         f"measured: {STEPS} steps in float32 against one device, relative to the largest entry on one device, at the",
         "          worst step or leaf. Limits: losses 1e-5, norms 1e-4, gradients (step 1) 1e-5, weights and moments",
