@@ -188,11 +188,12 @@ def _record(lines: list[str]) -> None:
     packages = ", ".join(
         f"{name} {environment['packages'][name]}" for name in ("jax", "jaxlib", "flax", "optax", "numpy")
     )
+    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
     header = [
         "command:  python -m benchmarks.equality",
         f"date:     {environment['start']}",
         f"commit:   {environment['git_commit']}",
-        f"machine:  {platform.system()} {platform.machine()}, {os.cpu_count()} cores, {len(jax.devices())} virtual CPU devices",
+        f"machine:  {machine}, {len(jax.devices())} virtual CPU devices",
         f"versions: python {environment['python']}, {packages}",
         f"measured: {STEPS} steps in float32 against one device, relative to the largest entry on one device, at the",
         "          worst step or leaf. Limits: losses 1e-5, norms 1e-4, gradients (step 1) 1e-5, weights and moments",
