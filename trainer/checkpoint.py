@@ -166,7 +166,7 @@ def _another_model(path: Path, differences: Mapping[str, str]) -> str:
     lines = [f"\n  {name} {differences[name]}" for name in parameters_first]
     more = f"\n  and {len(lines) - MOST_SHOWN} more" if len(lines) > MOST_SHOWN else ""
     return (
-        f"{path} is a checkpoint of {cause}, or give another run.name to start anew.\n"
+        f"{path} is a checkpoint of {cause}, or give another run.name or run.dir to start anew.\n"
         f"What differs:{''.join(lines[:MOST_SHOWN])}{more}"
     )
 

@@ -120,7 +120,7 @@ class RunFolder:
         listed = "".join(f"\n  {text}" for text in differences)
         return ConfigError(
             f"{self.path} holds another run:{listed}\n"
-            "Set these back to train it on; for a new run give another run.name, or move the folder away."
+            "Set these back to train it on; for a new run give another run.name or run.dir, or move the folder away."
         )
 
     def _starts(self) -> list[dict[str, Any]]:
