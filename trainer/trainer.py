@@ -164,10 +164,7 @@ class Trainer:
         Raises:
             ConfigError: `num` is negative, or the run's folder holds another run.
         """
-        if num is not None and num < 0:
-            raise ConfigError(
-                f"steps={num}: a number of steps is 0 or more; leave it out to train to the end of the run"
-            )
+        _require_number(num)
         self.open_folder()
         return self._steps(self.config.train.steps - self.step if num is None else num)
 
@@ -195,7 +192,13 @@ class Trainer:
         """Trains to the end of the run, or `steps` steps, with display, logs, evaluations and checkpoints.
 
         SIGINT and SIGTERM end it after the step, with a checkpoint; `stopped_by` tells.
+
+        Raises:
+            ConfigError: `steps` is negative, the run's folder holds another run, or float16 can go no further.
+            OSError: a checkpoint or another of the run's files could not be written.
         """
+        _require_number(steps)
+        self.stopped_by = None
         Loop(self, steps).run()
 
     def evaluate(self) -> dict[str, float]:
@@ -260,6 +263,11 @@ class Trainer:
     def _count_tokens(self) -> None:
         self._tokens += sum(int(count) for count in jax.device_get(self._uncounted))
         self._uncounted.clear()
+
+
+def _require_number(steps: int | None) -> None:
+    if steps is not None and steps < 0:
+        raise ConfigError(f"steps={steps}: a number of steps is 0 or more; leave it out to train to the end of the run")
 
 
 def _data_to_evaluate(asked: DataConfig, trained: DataConfig, tokenizer: Path) -> DataConfig:

@@ -186,6 +186,8 @@ def test_steps_refuses_another_run_before_it_trains(trained: Trainer) -> None:
 def test_a_number_of_steps_is_not_negative(trained: Trainer) -> None:
     with pytest.raises(ConfigError, match="steps=-1: a number of steps is 0 or more"):
         trained.steps(-1)
+    with pytest.raises(ConfigError, match="steps=-1: a number of steps is 0 or more"):
+        trained.train(-1)
     assert list(trained.steps(0)) == []
     assert list(trained.steps()) == []  # the run has finished
     assert trained.step == 4
