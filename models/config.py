@@ -84,7 +84,7 @@ class ModelConfig:
     init_std: float = Field(default=0.02, gt=0)
     """Of normal initial weights; / √(2 · layers) for the matrices that end a branch."""
     scan_layers: bool = True
-    """One compiled block scanned over the layers; false unrolls them: faster on CPU, slower to compile."""
+    """One compiled block scanned over the layers; false unrolls them: more to compile, and XLA sees across layers."""
 
     def __post_init__(self) -> None:
         if self.head_dim is None and self.hidden % self.heads:

@@ -80,7 +80,7 @@ def _memory(memory: Memory) -> str:
 def _remarks(metrics: StepMetrics) -> str:
     """What is worth a word only when it is there."""
     words = []
-    if metrics.loss_scale is not None:
+    if metrics.loss_scale != 1:
         words.append(f"loss scale {metrics.loss_scale:g}")
     if metrics.skipped_steps:
         words.append(f"{metrics.skipped_steps} skipped (gradient not finite)")

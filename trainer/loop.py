@@ -115,7 +115,7 @@ class Loop:
             tokens_per_second=tokens / seconds,
             step_seconds=seconds / count,
             model_flops_per_second=flops,
-            loss_scale=float(latest.loss_scale) if config.precision.compute == "float16" else None,
+            loss_scale=float(latest.loss_scale),
             skipped_steps=int(latest.skipped_steps),
             mfu=None if peak is None else flops / (peak * len(self.devices)),
         )

@@ -28,8 +28,8 @@ class StepMetrics:
     step_seconds: float
     model_flops_per_second: float
     """By the convention of `model_flops_per_token`."""
-    loss_scale: float | None = None
-    """None unless compute is float16."""
+    loss_scale: float = 1.0
+    """1 unless compute is float16."""
     skipped_steps: int = 0
     """Steps without an update since the start of the run, because a gradient was not finite."""
     mfu: float | None = None

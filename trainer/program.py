@@ -146,20 +146,25 @@ class Program:
         """`function` of one device's blocks, over the mesh."""
         return jax.shard_map(function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=True)
 
+    def first_loss_scale(self) -> loss_scale.LossScale:
+        """Where loss scaling starts, on the devices; 1 for good unless compute is float16."""
+        return jax.jit(self.manual(self._first_loss_scale, (), self.state_specs.loss_scale))()
+
+    def _first_loss_scale(self) -> loss_scale.LossScale:
+        scale = loss_scale.init(self.config.precision.loss_scale)
+        return scale if self.config.precision.compute == "float16" else scale._replace(scale=jnp.float32(1))
+
     def _init_local(self) -> TrainState:
         parameters = {
             name: _initial(name, declaration.init, self.layouts[name], self.config.seed)
             for name, declaration in self.model.declarations.items()
         }
-        scale = loss_scale.init(self.config.precision.loss_scale)
-        if self.config.precision.compute != "float16":
-            scale = scale._replace(scale=jnp.float32(1.0))
         optimizer = jax.tree.map(
             lambda x, spec: collectives.varying(x, [axis for entry in spec for axis in _axes(entry)]),
             self.optimizer.init(parameters),
             self.state_specs.optimizer,
         )
-        return TrainState(jnp.int32(0), jnp.int32(0), scale, parameters, optimizer)
+        return TrainState(jnp.int32(0), jnp.int32(0), self._first_loss_scale(), parameters, optimizer)
 
     def _abstract_optimizer(self) -> Any:
         shapes = {name: jax.ShapeDtypeStruct(layout.stored_shape, jnp.float32) for name, layout in self.layouts.items()}

@@ -242,7 +242,12 @@ class Trainer:
             OSError: it could not be written, or one before that nobody waited for.
         """
         self.open_folder()
-        meta = {"tokens": self.tokens, "data_hash": self.corpus.hash, "meshwright": version("meshwright")}
+        meta = {
+            "tokens": self.tokens,
+            "compute": self.config.precision.compute,
+            "data_hash": self.corpus.hash,
+            "meshwright": version("meshwright"),
+        }
         self.checkpoints.save(self.step, self.state, meta)
         if wait:
             self.checkpoints.wait()
@@ -255,9 +260,12 @@ class Trainer:
             if newest is None:
                 self._state = self.program.init()
             else:
+                meta = self.checkpoints.meta(newest)
                 arrays = self.checkpoints.restore(newest, logical.abstract_logical(self.program))
                 self._state = logical.from_logical(self.program, arrays)
-                self._step, self._tokens = newest, int(self.checkpoints.meta(newest)["tokens"])
+                if meta["compute"] != self.config.precision.compute:  # one dtype's loss scale says nothing of another's
+                    self._state = self._state._replace(loss_scale=self.program.first_loss_scale())
+                self._step, self._tokens = newest, int(meta["tokens"])
         return self._state
 
     def _count_tokens(self) -> None:

@@ -33,6 +33,7 @@ FIELDS = {
     "tokens_per_second",
     "step_seconds",
     "model_flops_per_second",
+    "loss_scale",
     "skipped_steps",
 }
 """Of a logged step, on a CPU in float32."""
@@ -356,3 +357,13 @@ def test_text_needs_no_corpus(trained: Trainer, tmp_path: Path) -> None:
     assert not (tmp_path / "cache").exists()
     with pytest.raises(ConfigError, match="gone does not exist"):
         alone.evaluate()
+
+
+def test_a_run_resumed_in_float16_starts_its_loss_scale(text: Path, tmp_path: Path) -> None:
+    """Saved in float32 it is 1: from there, the first overflow would end the run."""
+    tree = small.tree(text, tmp_path / "run")
+    first = Trainer(Config.from_dict(tree))
+    list(first.steps(1))
+    first.save()
+    tree["precision"] = {"compute": "float16", "loss_scale": {"initial_power": 12}}
+    assert float(Trainer(Config.from_dict(tree)).state["loss_scale.scale"]) == 2**12
