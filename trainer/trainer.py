@@ -260,8 +260,8 @@ class Trainer:
             if newest is None:
                 self._state = self.program.init()
             else:
-                meta = self.checkpoints.meta(newest)
-                arrays = self.checkpoints.restore(newest, logical.abstract_logical(self.program))
+                abstract = logical.abstract_logical(self.program)  # before files are read, which starts JAX
+                arrays, meta = self.checkpoints.restore(newest, abstract), self.checkpoints.meta(newest)
                 self._state = logical.from_logical(self.program, arrays)
                 if meta["compute"] != self.config.precision.compute:  # one dtype's loss scale says nothing of another's
                     self._state = self._state._replace(loss_scale=self.program.first_loss_scale())
