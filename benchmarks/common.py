@@ -1,7 +1,7 @@
 """What the speed benchmarks share: one small decoder and a batch for it, CPU time in interleaved rounds, and a table.
 
-Everything that is compared runs in one process, a few steps in turn: whatever else the machine does meanwhile falls on
-all alike, so ratios hold where seconds do not.
+What is compared takes its turn, a few steps at a time: whatever else the machine does meanwhile falls on all alike, so
+ratios hold where seconds do not.
 """
 
 from __future__ import annotations
@@ -79,18 +79,6 @@ class Times:
         yield
         self.wall.append((time.perf_counter() - wall) / steps)
         self.cpu.append((time.process_time() - cpu) / steps)
-
-
-def measure(variants: Mapping[str, Step], rounds: int, steps: int) -> dict[str, Times]:
-    """Each round gives every variant `steps` steps in turn. A first one, which compiles, is not counted."""
-    for step in variants.values():
-        jax.block_until_ready(step())
-    times = {name: Times() for name in variants}
-    for _ in range(rounds):
-        for name, step in variants.items():
-            with times[name].measured(steps):
-                jax.block_until_ready([step() for _ in range(steps)])
-    return times
 
 
 def ratio(ours: list[float], theirs: list[float]) -> float:

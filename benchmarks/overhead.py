@@ -29,6 +29,7 @@ from models.decoder import Decoder
 from models.inputs import Batch
 from sharding.mesh import make_mesh
 from trainer.config import Config
+from trainer.huge_pages import restart_with_huge_pages
 from trainer.program import Program
 from trainer.step import Metrics
 from trainer.trainer import Trainer
@@ -115,6 +116,7 @@ def main(sizes: Sizes = Sizes(), rounds: int = 8) -> None:
 
 
 if __name__ == "__main__":
+    restart_with_huge_pages()  # as `meshwright train` does, for us and for the loops by hand
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=8)
     jax.config.update("jax_platforms", "cpu")

@@ -8,6 +8,7 @@ the signal's number (Ctrl-C: 130). `--debug` shows where an error came from.
 from __future__ import annotations
 
 import signal
+import sys
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +18,7 @@ from typer.core import TyperGroup
 
 from trainer.cli_help import Command
 from trainer.errors import ConfigError
+from trainer.huge_pages import restart_with_huge_pages
 
 if TYPE_CHECKING:
     from trainer.config import Config
@@ -150,6 +152,8 @@ def doctor() -> None:
 
 def main() -> None:
     """The console entry, and `python -m trainer`."""
+    if "train" in sys.argv:
+        restart_with_huge_pages()
     app(prog_name="meshwright")
 
 
