@@ -3,8 +3,8 @@
     python -m benchmarks.speed [--rounds 10]
 
 4 layers, hidden 256, 4 heads, SwiGLU 1024, vocabulary 8192, 8 sequences of 256 tokens, float32, AdamW. Each variant has
-a process of its own, as a training run has; what counts is that process's CPU time per step, which minds little what else
-the machine does. The ratio is to the bare JAX loop with flattened tokens, the median over rounds that give each its turn.
+a process of its own, as a training run has; what counts is its CPU time per step, which minds little what else the
+machine does. The ratio is to the bare JAX loop with flattened tokens, the median over rounds that give each its turn.
 """
 
 from __future__ import annotations
