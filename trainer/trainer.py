@@ -148,7 +148,7 @@ class Trainer:
     def lower_step(self) -> jax.stages.Lowered:
         """The very step that trains, lowered from shapes alone, for devices that exist or not."""
         program = self.program
-        with jax.set_mesh(program.mesh):
+        with jax.set_mesh(program.mesh), jax.default_device(program.mesh.devices.flat[0]):
             return program.step.lower(program.abstract_state(), program.abstract_batch())
 
     @property
