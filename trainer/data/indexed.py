@@ -184,7 +184,7 @@ def _read_header(file: Path, header: bytes) -> tuple[np.dtype, int, int]:
 
 def _check_size(prefix: Path, lengths: np.ndarray, offsets: np.ndarray, dtype: np.dtype) -> None:
     ends = offsets + lengths.astype(np.int64) * dtype.itemsize
-    expected, found = int(ends.max(initial=0)), bin_file(prefix).stat().st_size
+    expected, found = int(np.max(ends, initial=0)), bin_file(prefix).stat().st_size
     if expected != found:
         raise ConfigError(f"{idx_file(prefix)} says {expected} bytes, {bin_file(prefix)} has {found}; {_REMEDY}")
     if not expected:
