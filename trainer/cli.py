@@ -90,7 +90,9 @@ def generate(
     overrides: Overrides = None,
     *,
     prompt: Annotated[str, typer.Option(metavar="TEXT", help="The text to go on from.")],
-    max_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Stop after this many tokens.")] = 100,
+    max_tokens: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Stop after this many tokens, or at the model's context.")
+    ] = 100,
     temperature: Annotated[float, typer.Option(metavar="T", min=0, help="0 takes the likeliest token.")] = 1.0,
     top_k: Annotated[int | None, typer.Option(metavar="K", min=1, help="Choose among the K likeliest.")] = None,
     seed: Annotated[int, typer.Option(metavar="S", min=0, help="The same seed gives the same text.")] = 0,

@@ -45,7 +45,7 @@ class Config:
     data: DataConfig = DataConfig()
     train: TrainConfig = TrainConfig()
     run: RunConfig = RunConfig()
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**32)
     """Of initial weights, of the order of samples and of dropout."""
 
     @classmethod

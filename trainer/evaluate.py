@@ -24,7 +24,7 @@ def evaluate(trainer: Trainer, parameters: dict[str, jax.Array], everything: boo
     documents = range(corpus.indexed.num_documents) if everything else corpus.heldout_documents
     if not documents:
         raise ConfigError(
-            "no document is held out to evaluate on; raise data.holdout, or give data.path more documents"
+            "no document is held out to evaluate on; the run needs data.holdout above 0 and two documents at least"
         )
     packed = PackedSequences(corpus.indexed, documents, config.batch.sequence)
     batches = HeldOutBatches(packed, config.batch.global_, config.train.eval_batches)

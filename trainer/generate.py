@@ -6,6 +6,7 @@ one token at a time. The blocks are the training model's own, on the training me
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -48,14 +49,16 @@ def generate(
 ) -> str:
     """See Trainer.generate."""
     _require(max_tokens >= 0, f"max_tokens={max_tokens}: use 0 or more")
-    _require(temperature >= 0, f"temperature={temperature}: use 0 for the likeliest token, or more")
+    _require(0 <= temperature < math.inf, f"temperature={temperature}: use 0 for the likeliest token, or more")
     _require(top_k is None or top_k >= 1, f"top_k={top_k}: use 1 or more, or None for the whole vocabulary")
     _require(0 <= seed < 2**32, f"seed={seed}: use one from 0 to 2**32 - 1")
+    _require(_is_text(prompt), "the prompt is not UTF-8 text; convert it first")
     tokenizer, model = trainer.tokenizer, trainer.config.model
     ids = tokenizer.encode(prompt) if prompt else np.array([tokenizer.eod])
     if len(ids) >= model.context:
         raise ConfigError(
-            f"the prompt has {len(ids)} tokens, and the model's context holds {model.context}; shorten it"
+            f"the prompt has {len(ids)} tokens, and the model's context holds {model.context}; use at most "
+            f"{model.context - 1}, so that there is room for an answer"
         )
     tokens = np.zeros((1, model.context), np.int32)
     tokens[0, : len(ids)] = ids
@@ -69,6 +72,11 @@ def generate(
     out, length = trainer.program.generate(parameters, tokens, np.int32(len(ids)), np.int32(last), sampling)
     written = np.asarray(out)[0, len(ids) : int(length)]
     return prompt + tokenizer.decode(written[written != tokenizer.eod])
+
+
+def _is_text(prompt: str) -> bool:
+    """False for bytes that a shell passed on without being able to decode them."""
+    return not any("\ud800" <= character <= "\udfff" for character in prompt)
 
 
 def generator(program: Program) -> Callable[..., tuple[jax.Array, jax.Array]]:

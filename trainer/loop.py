@@ -47,11 +47,12 @@ class Loop:
             jax.block_until_ready(trainer.restored_state)
             first = trainer.step
             last = config.train.steps if self.steps is None else first + self.steps
+            if first >= last:
+                display.say(f"nothing to do: the run is at step {first} of {last}; raise train.steps to go on")
+                return
             if first:
                 display.say(f"goes on from step {first}")
-            if first >= last:
-                display.say(f"nothing to do: the run has finished its {last} steps; raise train.steps to go on")
-                return
+            self._require_text_to_evaluate()
             with (
                 closing(open_sinks(config.run, trainer.folder, config.to_dict(), first)) as sinks,
                 StopRequest(display.say) as stop,
@@ -79,11 +80,11 @@ class Loop:
                 # The first step's speed is that of the compiler: told alone, it spoils no other's.
                 if step % train.log_every == 0 or step == first + 1 or ends:
                     self._log(display, sinks)
-                if train.eval_every is not None and (step % train.eval_every == 0 or step == last):
-                    self._evaluate(display, sinks)
                 if ends or (train.checkpoint_every is not None and step % train.checkpoint_every == 0):
                     self._require_range(metrics)
                     trainer.save(wait=False)
+                if train.eval_every is not None and (step % train.eval_every == 0 or step == last):
+                    self._evaluate(display, sinks)
                 if ends:
                     break
         trainer.checkpoints.wait()
@@ -92,6 +93,15 @@ class Loop:
             display.say(
                 f"{trainer.stopped_by.name}: stopped after step {trainer.step}, saved; "
                 "the same command goes on from there"
+            )
+
+    def _require_text_to_evaluate(self) -> None:
+        """Before anything is paid for, not when the first evaluation is due."""
+        if self.config.train.eval_every is not None and not self.trainer.corpus.heldout_documents:
+            num_documents = self.trainer.corpus.indexed.num_documents
+            raise ConfigError(
+                f"train.eval_every={self.config.train.eval_every}, but of {num_documents} documents none is held out; give "
+                "data.path more documents, or use train.eval_every=null"
             )
 
     def _log(self, display: Display, sinks: Sinks) -> None:

@@ -141,7 +141,7 @@ class TrainConfig:
 class RunConfig:
     name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """Names the folder and the W&B run."""
-    dir: str | None = None
+    dir: str | None = Field(default=None, min_length=1)
     """The run's folder; runs/NAME unless given."""
     compile_cache: str | None = "~/.cache/meshwright/xla"
     """Where XLA keeps compiled programs between runs; null switches it off."""

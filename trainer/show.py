@@ -30,7 +30,7 @@ from trainer.config import Config
 from trainer.metrics import model_flops_per_token
 from trainer.optimizer import RULES
 from trainer.program import plan_layouts
-from trainer.wire import Transfer, trace_step, used, wire, within
+from trainer.wire import Transfer, scan_carry, trace_step, used, wire, within
 
 Spec = list[str | list[str] | None]
 
@@ -227,9 +227,9 @@ _MOVES = ("reduce_precision", "convert_element_type", "broadcast_in_dim", "resha
 def _activations(step: ClosedJaxpr, layers: int) -> Iterator[Activation]:
     """What the forward scan over the layers stacks: just that is kept for the backward pass."""
     scan = next(equation for equation in _equations(used(step)) if _is_forward(equation, layers))
-    block, carried = scan.params["jaxpr"].jaxpr, scan.params["num_carry"]
+    block, (first, carried) = scan.params["jaxpr"].jaxpr, scan_carry(scan)
     made = {variable: equation for equation in block.eqns for variable in equation.outvars}
-    inputs = block.invars[scan.params["num_consts"] :][:carried]
+    inputs = block.invars[first:][:carried]
     saved = Counter(
         (_name(variable, made, inputs), variable.aval.shape, str(variable.aval.dtype))
         for variable in block.outvars[carried:]

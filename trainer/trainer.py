@@ -67,6 +67,8 @@ class Trainer:
         Raises:
             ConfigError: the folder holds no run or no checkpoint, or an override does not fit what was trained.
         """
+        if Path(folder).is_file():
+            raise ConfigError(f"{folder} is a file; give the folder of a run that it made, such as runs/quickstart")
         file = Path(folder, "config.yaml")
         if not file.exists():
             raise ConfigError(

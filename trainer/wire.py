@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -100,6 +100,20 @@ def within(equation: JaxprEqn) -> Iterator[Jaxpr]:
                 yield item.jaxpr
             elif isinstance(item, Jaxpr):
                 yield item
+
+
+def scan_carry(equation: JaxprEqn) -> tuple[int, int]:
+    """Of a scan's inputs: how many come before the carry, and how many are the carry.
+
+    Told by the shapes, as releases of JAX name it differently: what is scanned over has one dim less inside.
+    """
+    body = equation.params["jaxpr"].jaxpr
+
+    def num_alike(outside: Sequence[Any], inside: Sequence[Any]) -> int:
+        return sum(a.aval.ndim == b.aval.ndim for a, b in zip(outside, inside, strict=True))
+
+    carry = num_alike(equation.outvars, body.outvars)
+    return num_alike(equation.invars, body.invars) - carry, carry
 
 
 def _walk(jaxpr: Jaxpr, sizes: Mapping[str, int]) -> Iterator[tuple[Transfer, int]]:

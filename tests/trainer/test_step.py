@@ -20,6 +20,7 @@ from trainer.config import Config
 from trainer.program import Program
 from trainer.schedules import learning_rate
 from trainer.step import Metrics, TrainState
+from trainer.wire import scan_carry
 
 TEXT = batches("packed")
 ADAMW = Task("llama", "packed", "adamw")
@@ -184,9 +185,9 @@ def test_bfloat16_gradients_are_added_up_in_float32(stage: int) -> None:
     run = Run(Row(LLAMA, zero=stage, data=2, accumulation=4), {"precision.compute": "bfloat16"})
     step: Any = run.program.step
     traced = step.trace(run.program.abstract_state(), run.program.abstract_batch()).jaxpr
-    loops = [e.params for e in equations(traced) if e.primitive.name == "scan" and e.params["length"] == 4]
-    (micro_batches,) = [loop for loop in loops if loop["num_carry"] > len(run.program.layouts)]
-    body, first, num_carry = (micro_batches[name] for name in ("jaxpr", "num_consts", "num_carry"))
+    loops = [e for e in equations(traced) if e.primitive.name == "scan" and e.params["length"] == 4]
+    (micro_batches,) = [loop for loop in loops if scan_carry(loop)[1] > len(run.program.layouts)]
+    body, (first, num_carry) = micro_batches.params["jaxpr"], scan_carry(micro_batches)
     made_by = {out: equation for equation in body.jaxpr.eqns for out in equation.outvars}
     for before, after in zip(body.jaxpr.invars[first:][:num_carry], body.jaxpr.outvars[:num_carry], strict=True):
         assert str(after.aval.dtype) == "float32"

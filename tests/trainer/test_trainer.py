@@ -113,7 +113,7 @@ def test_the_folder_tells_what_was_run(trained: Trainer) -> None:
 def test_nothing_is_left_to_do_when_the_run_has_finished(trained: Trainer, capsys: pytest.CaptureFixture[str]) -> None:
     before = (trained.folder / "metrics.jsonl").read_bytes()
     Trainer(trained.config).train()
-    assert "nothing to do: the run has finished its 4 steps; raise train.steps" in capsys.readouterr().out
+    assert "nothing to do: the run is at step 4 of 4; raise train.steps" in capsys.readouterr().out
     assert (trained.folder / "metrics.jsonl").read_bytes() == before
 
 
@@ -331,7 +331,9 @@ def test_a_text_ends_with_its_document_or_the_context(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"prompt": "a b " * 20}, "tokens, and the model's context holds 32; shorten it"),
+        ({"prompt": "\udcff"}, "the prompt is not UTF-8"),
+        ({"temperature": float("inf")}, "temperature=inf: use 0"),
+        ({"prompt": "a b " * 20}, "tokens, and the model's context holds 32; use at most 31"),
         ({"max_tokens": -1}, "max_tokens=-1: use 0 or more"),
         ({"temperature": -0.5}, "temperature=-0.5: use 0"),
         ({"top_k": 0}, "top_k=0: use 1 or more"),
@@ -367,3 +369,17 @@ def test_a_run_resumed_in_float16_starts_its_loss_scale(text: Path, tmp_path: Pa
     first.save()
     tree["precision"] = {"compute": "float16", "loss_scale": {"initial_power": 12}}
     assert float(Trainer(Config.from_dict(tree)).state["loss_scale.scale"]) == 2**12
+
+
+def test_a_run_without_text_to_evaluate_on_is_refused_before_it_trains(tmp_path: Path) -> None:
+    """Its evaluation would fail, perhaps thousands of paid steps later."""
+    text = small.write_text(tmp_path / "text", num_documents=1)
+    with pytest.raises(ConfigError, match=r"none is held out; give data.path more documents, or use train.eval_every"):
+        Trainer(Config.from_dict(small.tree(text, tmp_path / "run"))).train()
+
+
+@pytest.mark.parametrize(("key", "value"), [("data.path", ""), ("data.path", [" "]), ("run.dir", ""), ("seed", 2**32)])
+def test_empty_names_and_huge_seeds_are_refused(text: Path, tmp_path: Path, key: str, value: object) -> None:
+    tree = small.tree(text, tmp_path / "run")
+    with pytest.raises(ConfigError, match=key):
+        _ = Trainer(Config.from_dict(tree, {key: value})).corpus

@@ -13,13 +13,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
-from jax.sharding import AbstractMesh, PartitionSpec
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from benchmarks.wire import CASES, COMPUTE, DATA, REDUCE, TENSOR, Case, counted, promised
 from sharding.mesh import make_mesh
 from trainer.config import Config
 from trainer.program import Program, plan_layouts
-from trainer.wire import Transfer, trace_step, wire
+from trainer.wire import Transfer, scan_carry, trace_step, wire
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -95,7 +95,7 @@ def _saved_by_layer(program: ClosedJaxpr, layers: int) -> Iterator[Any]:
     for equation in _equations(program.jaxpr):
         params = equation.params
         if equation.primitive.name == "scan" and params["length"] == layers and not params["reverse"]:
-            yield from (variable.aval for variable in equation.outvars[params["num_carry"] :])
+            yield from (variable.aval for variable in equation.outvars[scan_carry(equation)[1] :])
 
 
 def _equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
@@ -172,7 +172,9 @@ def _manual(function: Callable[..., Any], *shapes: tuple[int, ...]) -> ClosedJax
     mesh = AbstractMesh((4,), DATA)
     spec = PartitionSpec("data")
     mapped = jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=True)
-    return jax.make_jaxpr(mapped)(*(jnp.zeros((4 * shape[0], *shape[1:])) for shape in shapes))
+    sharding = NamedSharding(mesh, spec)
+    blocks = (jax.ShapeDtypeStruct((4 * shape[0], *shape[1:]), jnp.float32, sharding=sharding) for shape in shapes)
+    return jax.make_jaxpr(mapped)(*blocks)
 
 
 def test_payload_and_link_bytes() -> None:

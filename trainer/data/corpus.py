@@ -33,8 +33,10 @@ def find_files(path: str | list[str]) -> list[Path]:
       ConfigError: a name that does not exist, a glob without a match, a folder without files or not readable.
     """
     names = [path] if isinstance(path, str) else path
-    if not names:
-        raise ConfigError(f"data.path is an empty list; name a file, a folder or a glob, or write {STDLIB}")
+    if not names or not all(name.strip() for name in names):
+        raise ConfigError(
+            f"data.path is an empty list, or a name in it is empty; name a file, a folder or a glob, or write {STDLIB}"
+        )
     found = {file.resolve(): file for name in names for file in _expand(name)}
     return sorted(found.values())
 
