@@ -100,8 +100,8 @@ class Loop:
         if self.config.train.eval_every is not None and not self.trainer.corpus.heldout_documents:
             num_documents = self.trainer.corpus.indexed.num_documents
             raise ConfigError(
-                f"train.eval_every={self.config.train.eval_every}, but of {num_documents} documents none is held out; give "
-                "data.path more documents, or use train.eval_every=null"
+                f"train.eval_every={self.config.train.eval_every}, but of {num_documents} documents none is held out; "
+                "give data.path more documents, or use train.eval_every=null"
             )
 
     def _log(self, display: Display, sinks: Sinks) -> None:

@@ -131,14 +131,22 @@ def _compiled_totals(text: str) -> Counter[tuple[str, int]]:
     for computation, line in _lines(text):
         if match := _COLLECTIVE.search(line):
             result, kind = match.groups()
-            group = re.search(r"replica_groups=\{\{([\d,]+)\}", line)
-            assert group, f"in another form: {line}"
-            devices = len(group[1].split(","))
+            devices = _group_size(line)
             shapes = [dims.split(",") if dims else [] for dims in re.findall(r"\w\[([\d,]*)\]", result)]
             elements = sum(math.prod(map(int, shape)) for shape in shapes)
             elements *= devices if kind == "reduce-scatter" else 1
             found[kind.replace("-", "_"), devices] += times[computation] * elements
     return found
+
+
+def _group_size(line: str) -> int:
+    """Of replica_groups={{0,1},{2,3}}, or on jax 0.12 of replica_groups=mesh['data'=4,'tensor'=2] {'tensor'}."""
+    if listed := re.search(r"replica_groups=\{\{([\d,]+)\}", line):
+        return len(listed[1].split(","))
+    named = re.search(r"replica_groups=mesh\[(.*?)\] \{(.*?)\}", line)
+    assert named, f"in another form: {line}"
+    sizes = dict(re.findall(r"'(\w+)'=(\d+)", named[1]))
+    return math.prod(int(sizes[axis]) for axis in re.findall(r"'(\w+)'", named[2]))
 
 
 def _times(text: str) -> Counter[str]:
