@@ -89,7 +89,10 @@ WRONG = {
         'mesh: {data: "4"}',
         ['x.yaml:1: mesh.data: expected a whole number (at least -1), got "4"; write it without quotes'],
     ),
-    "a broken whole number": ("seed: 1.5", ["x.yaml:1: seed: expected a whole number (at least 0), got 1.5"]),
+    "a broken whole number": (
+        "seed: 1.5",
+        ["x.yaml:1: seed: expected a whole number (at least 0 and below 4294967296), got 1.5"],
+    ),
     "a whole number written as another": (
         "train: {steps: 1e5}",
         ["x.yaml:1: train.steps: expected a whole number (at least 0), got 100000.0; write 100000"],

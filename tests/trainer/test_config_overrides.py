@@ -95,7 +95,10 @@ def test_a_mapping_of_dotted_keys_overrides_too(file: Path) -> None:
             ["optimizer={name: sgd}", "optimizer.name=lion"],
             "command line: optimizer.name=lion: optimizer.name is set by 'optimizer={name: sgd}' as well",
         ),
-        (["seed.x=1"], "command line: seed.x=1: seed: expected a whole number (at least 0), got {"),
+        (
+            ["seed.x=1"],
+            "command line: seed.x=1: seed: expected a whole number (at least 0 and below 4294967296), got {",
+        ),
         (["run.name.x=1"], "command line: run.name.x=1: run.name is 'a' (x.yaml:5), which has no keys"),
         (["data.path=*.txt"], "command line: data.path=*.txt: not YAML: "),
         (["model.hidden=250"], "command line: model.hidden=250: model.hidden=250 does not divide into model.heads=4"),

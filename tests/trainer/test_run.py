@@ -216,7 +216,9 @@ def test_a_file_where_the_folder_should_be(folder: Path, tmp_path: Path) -> None
 
 def test_what_is_no_run_cannot_be_read(folder: Path, trained: tuple[Path, str], tmp_path: Path) -> None:
     refused(here("eval", tmp_path / "none"), "holds no config.yaml, so it is no run's folder; name one")
-    refused(here("generate", folder / "config.yaml", "--prompt", "x"), "is no run's folder; name one")
+    refused(
+        here("generate", folder / "config.yaml", "--prompt", "x"), "is a file; give the folder of a run that it made"
+    )
     shutil.copy(trained[0] / "config.yaml", tmp_path)
     refused(here("eval", tmp_path), "holds no complete checkpoint yet; train it first")
     (tmp_path / "checkpoints/4.orbax-checkpoint-tmp").mkdir(parents=True)  # what a killed process leaves
