@@ -114,12 +114,6 @@ class Layout:
         assert self.stacked, "only the parameters of repeated layers have slices"
         return Layout(self.dims[1:])
 
-    def whole(self) -> Layout:
-        """The same parameter without ZeRO's cut."""
-        return dataclasses.replace(
-            self, dims=tuple(dataclasses.replace(dim, zero_axes=(), zero_shards=1) for dim in self.dims)
-        )
-
     def store(self, x: jax.Array) -> jax.Array:
         """Logical array -> padded array at rest (global view)."""
         for i, dim in enumerate(self.dims):
