@@ -76,9 +76,10 @@ def test_neighbours_are_independent() -> None:
 def test_no_leaf_layer_row_or_seed_repeats_another() -> None:
     shape, axes = (3, 40, 40), ("layers", "embed", "ffn")
     arrays = [single(shape, axes, name=name, seed=seed) for name in ("a", "b") for seed in (0, 1, 2**32 - 1)]
-    # 2**24 values are possible: of 28,800 drawn, some 25 pairs are equal by chance; a repeated row would add 40.
+    # Half of all fall on 2**23 values, a quarter on as many: of 28,800 drawn, some 17 pairs are equal by chance; a
+    # repeated row would add 40.
     values = np.stack(arrays).ravel()
-    assert values.size - np.unique(values).size < 60
+    assert values.size - np.unique(values).size < 40
     rows = np.stack(arrays).reshape(-1, 40)
     assert len(np.unique(rows, axis=0)) == len(rows)
     correlation = np.corrcoef(np.stack(arrays).reshape(18, -1))[np.triu_indices(18, 1)]
@@ -90,7 +91,7 @@ def test_extreme_bits_stay_finite() -> None:
     values = np.asarray(randomness._bits_to_normal(edges))
     assert np.isfinite(values).all()
     np.testing.assert_allclose(values, -values[::-1], rtol=1e-6)
-    assert 5 < values[-1] < 6
+    assert 6 < values[-1] < 7
     assert 0 < values[2] < 1e-6
 
 
