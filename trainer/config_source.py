@@ -87,9 +87,12 @@ class Source:
     def about_named(self, message: str, path: KeyPath = ()) -> str:
         """A message that names its keys itself, after the place of the one most likely to be meant.
 
-        That is one of the command line, then the first that was written at all, then `path`.
+        That is one of the command line, then the first that was written at all, then `path`. A message that begins
+        with a section, as in "mesh: ...", is about every key of it.
         """
-        named = [tuple(key.split(".")) for key in re.findall(r"\b[a-z]\w*(?:\.[a-z]\w*)+", message)]
+        section = tuple(re.findall(r"^\w+(?=: )", message))
+        named = [key for key in self.places if section and key[:1] == section]
+        named += [tuple(key.split(".")) for key in re.findall(r"\b[a-z]\w*(?:\.[a-z]\w*)+", message)]
         written = [key for key in named if key in self.places]
         latest = [key for key in written if key in self.overridden]
         place = self._place((latest or written or [path])[0])

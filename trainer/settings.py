@@ -32,14 +32,16 @@ class BatchConfig:
             low = self.global_ - rest
             near = f"{low} or {low + num_groups}" if low else f"{num_groups}"
             raise ValueError(
-                f"batch.global={self.global_} does not divide over replica x data x expert = {num_groups}; use {near}"
+                f"batch.global={self.global_} does not divide over mesh.replica x mesh.data x mesh.expert = "
+                f"{num_groups}; use {near}"
             )
         micro = self.micro or per_group
         if per_group % micro:
             divisors = [n for n in range(1, per_group + 1) if per_group % n == 0]
             raise ValueError(
                 f"batch.global={self.global_} = micro {micro} x accumulation x {num_groups} has no whole solution: "
-                f"each of the {num_groups} groups takes {per_group} sequences; batch.micro can be one of {divisors}"
+                f"each of the {num_groups} groups (mesh.replica x mesh.data x mesh.expert) takes {per_group} "
+                f"sequences; batch.micro can be one of {divisors}"
             )
         return per_group // micro
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,12 +31,12 @@ REFUSED = {
     ),
     "a batch that does not divide over the mesh": (
         {"mesh.data": 3},
-        "batch.global=32 does not divide over replica x data x expert = 3; use 30 or 33",
+        "batch.global=32 does not divide over mesh.replica x mesh.data x mesh.expert = 3; use 30 or 33",
     ),
     "a micro batch that does not divide": (
         {"mesh.data": 2, "mesh.tensor": -1, "batch.micro": 3},
-        "batch.global=32 = micro 3 x accumulation x 2 has no whole solution: each of the 2 groups takes 16 "
-        "sequences; batch.micro can be one of [1, 2, 4, 8, 16]",
+        "batch.global=32 = micro 3 x accumulation x 2 has no whole solution: each of the 2 groups "
+        "(mesh.replica x mesh.data x mesh.expert) takes 16 sequences; batch.micro can be one of [1, 2, 4, 8, 16]",
     ),
     "virtual devices that are too few": (
         {"mesh.data": 4, "mesh.virtual_devices": 2},
@@ -94,9 +95,26 @@ def test_sizes_that_fit_are_taken(overrides: dict[str, Any]) -> None:
     Config.from_dict({}, overrides)
 
 
-def test_the_override_is_named_that_made_the_sizes_unfit() -> None:
-    with pytest.raises(ConfigError, match=r"^command line: mesh\.tensor=8: model\.heads=4 does not divide"):
-        Config.from_dict({"model": {"heads": 4}}, ["mesh.tensor=8"])
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["mesh.data=1", "mesh.tensor=8"], "command line: mesh.tensor=8: model.heads=4 does not divide"),
+        (["mesh.data=3", "mesh.tensor=2"], "command line: mesh.data=3: mesh: data 3 x tensor 2 needs 6 devices"),
+        (["mesh={data: 3}"], "command line: mesh={data: 3}: batch.global=32 does not divide over mesh.replica x"),
+        (["mesh.data=8"], "command line: mesh.data=8: batch.global=32 = micro 8 x accumulation x 8 has no whole"),
+        ([], "x.yaml:3: mesh: data 4 needs 4 devices, and there are 8"),
+    ],
+    ids=lambda case: " ".join(case) if isinstance(case, list) else "",
+)
+def test_the_override_is_named_that_made_the_sizes_unfit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str], message: str
+) -> None:
+    """The file, where nothing on the command line has to do with it."""
+    monkeypatch.chdir(tmp_path)
+    Path("x.yaml").write_text("batch: {global: 32, micro: 8}\nmodel: {heads: 4}\nmesh: {data: 4, virtual_devices: 8}\n")
+    with pytest.raises(ConfigError) as error:
+        Config.load("x.yaml", overrides)
+    assert str(error.value).startswith(message)
 
 
 def test_all_that_does_not_fit_is_listed() -> None:
@@ -154,7 +172,7 @@ class TestResolve:
         ("mesh", "devices", "message"),
         [
             ({"data": 4}, 8, "mesh: data 4 needs 4 devices, and there are 8"),
-            ({"data": -1}, 3, "batch.global=32 does not divide over replica x data x expert = 3"),
+            ({"data": -1}, 3, "batch.global=32 does not divide over mesh.replica x mesh.data x mesh.expert = 3"),
             ({"tensor": -1}, 8, "model.heads=4 does not divide by mesh.tensor=8"),
         ],
     )

@@ -162,7 +162,7 @@ def refused(result: Result, *messages: str) -> None:
     ("overrides", "message"),
     [
         (["mesh={data: 2, tensor: 2}"], "mesh: data 2 x tensor 2 needs 4 devices, and there are 8"),
-        (["batch.global=6"], "batch.global=6 does not divide over replica x data x expert = 4; use 4 or 8"),
+        (["batch.global=6"], "does not divide over mesh.replica x mesh.data x mesh.expert = 4; use 4 or 8"),
         (["model.heads=3"], "model.hidden=32 does not divide into model.heads=3; use 30 or 33"),
         (["model.heads=1"], "model.heads=1 does not divide by mesh.tensor=2; mesh.tensor can be one of [1]"),
         (["model.vocab=200"], "model.vocab=200 is too small for a byte-level tokenizer; use model.vocab=257"),
