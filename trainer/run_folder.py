@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from importlib import metadata
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import yaml
@@ -61,26 +62,44 @@ class RunFolder:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
 
-    def open(self, config: Mapping[str, Any], environment: Mapping[str, Any]) -> list[str]:
-        """Creates the folder, or checks that it holds this very run; writes config.yaml and environment.json.
+    def check(self, config: Mapping[str, Any]) -> list[str]:
+        """Whether `open` will be possible, as far as can be known without data, which takes long; leaves no file.
 
         Returns what the user should be told: settings that differ from the last start's, and may.
 
         Raises:
-            ConfigError: the folder holds something else, a run that learns something else, or other data.
+            ConfigError: the folder cannot be written, holds something else, or a run that learns something else.
         """
-        config = _plain(config)
-        notes = self._compare(config, environment)
+        try:
+            notes = self._compare(_plain(config))
+            self._try_to_write()
+        except OSError as error:
+            raise ConfigError(
+                f"run.dir={self.path} cannot be written ({error.strerror}); give another run.dir, or make it writable"
+            ) from error
+        return notes
+
+    def open(self, config: Mapping[str, Any], environment: Mapping[str, Any]) -> list[str]:
+        """Creates the folder, or checks that it holds this very run; writes config.yaml and environment.json.
+
+        Returns what `check` returns.
+
+        Raises:
+            ConfigError: as `check` does, or the run was trained on other data.
+        """
+        notes = self.check(config)
+        if self._has_begun():
+            self._require_same_data(environment)
         self.path.mkdir(parents=True, exist_ok=True)
         starts = [*self._starts(), environment]
         go_on = f"meshwright train {self._file('config.yaml')}"
         header = f"# The resolved config of this run; to go on with it: {go_on}\n"
-        self._write("config.yaml", header + config_yaml.dump(config))
+        self._write("config.yaml", header + config_yaml.dump(_plain(config)))
         self._write("environment.json", json.dumps(starts, indent=2) + "\n")
         return notes
 
-    def _compare(self, config: dict[str, Any], environment: Mapping[str, Any]) -> list[str]:
-        """The notes on a folder that may be opened; see `open` for what it raises."""
+    def _compare(self, config: dict[str, Any]) -> list[str]:
+        """The notes on a folder that may be opened; see `check` for what it raises."""
         file = self._file("config.yaml")
         if not file.exists():
             self._require_empty()
@@ -91,7 +110,6 @@ class RunFolder:
         refused = [text for change, text in differences if change is Change.REFUSED]
         if refused:
             raise self._another_run(refused)
-        self._require_same_data(environment)
         return [text for change, text in differences if change is Change.NOTED]
 
     def _has_begun(self) -> bool:
@@ -109,6 +127,15 @@ class RunFolder:
                 f"run.dir={self.path} is there already and is not a run's folder (it has no config.yaml); "
                 "give another run.dir, or move it away"
             )
+
+    def _try_to_write(self) -> None:
+        """Permissions alone do not tell what a file system will take."""
+        is_new = not self.path.exists()
+        self.path.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=self.path):
+            pass
+        if is_new:
+            self.path.rmdir()
 
     def _require_same_data(self, environment: Mapping[str, Any]) -> None:
         known = [start["data_hash"] for start in self._starts() if start.get("data_hash")]

@@ -114,14 +114,24 @@ class Trainer:
     def folder(self) -> Path:
         return Path(self._asked.run.folder)
 
+    def check_folder(self) -> None:
+        """Whether the run's folder can be opened, before text is tokenised for it.
+
+        Raises:
+            ConfigError: it cannot be written, or holds something else.
+        """
+        if jax.process_index() == 0:
+            RunFolder(self.folder).check(self.config.to_dict())
+
     def open_folder(self) -> None:
         """Makes the run's folder, or finds that it holds this very run; done by whatever trains or saves.
 
         Raises:
-            ConfigError: it holds something else.
+            ConfigError: it cannot be written, or holds something else.
         """
         if self._is_open:
             return
+        self.check_folder()
         devices = [f"{device.platform}:{device.device_kind}" for device in self.program.mesh.devices.flat]
         environment = describe_environment(devices, self.corpus.hash)
         if jax.process_index() == 0:

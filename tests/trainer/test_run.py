@@ -207,11 +207,24 @@ def test_a_checkpoint_of_another_model(folder: Path, trained: tuple[Path, str], 
 def test_a_file_where_the_folder_should_be(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "run").write_text("mine", encoding="utf-8")
     refused(here("train", folder / "config.yaml", *on_all(tmp_path)), "is there already and is not a run's folder")
-    mesh, _ = on_all(tmp_path)
-    result = here("train", folder / "config.yaml", mesh, f"run.dir={tmp_path / 'run/inside'}")
-    assert (result.exit_code, "Traceback" in result.output) == (1, False)
-    assert f"Not a directory: '{tmp_path / 'run/inside'}'" in result.stderr
     assert (tmp_path / "run").read_text(encoding="utf-8") == "mine"
+
+
+@pytest.mark.parametrize(
+    ("run", "reason"),
+    [("/proc/run", "No such file"), ("/dev/null/run", "Not a directory"), ("x" * 300, "File name too long")],
+)
+def test_a_folder_that_cannot_be_made_is_refused_before_the_text_is_read(folder: Path, run: str, reason: str) -> None:
+    mesh = "mesh={data: 4, tensor: 2}"
+    result = here("train", folder / "config.yaml", mesh, f"run.dir={run}", "data.path=none.txt")
+    refused(result, f"run.dir={run} cannot be written ({reason}", "give another run.dir")
+
+
+def test_a_folder_of_something_else_is_refused_before_the_text_is_read(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/thesis.tex").touch()
+    result = here("train", folder / "config.yaml", *on_all(tmp_path), "data.path=none.txt")
+    refused(result, "is there already and is not a run's folder")
 
 
 def test_what_is_no_run_cannot_be_read(folder: Path, trained: tuple[Path, str], tmp_path: Path) -> None:

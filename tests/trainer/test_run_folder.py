@@ -158,6 +158,14 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
 
 
+def test_a_check_leaves_nothing_behind(tmp_path: Path, begun: RunFolder) -> None:
+    RunFolder(tmp_path / "new").check(CONFIG)
+    assert not (tmp_path / "new").exists()
+    before = {file: file.read_bytes() for file in begun.path.iterdir()}
+    assert begun.check(changed("train.steps", 2000)) == ["train.steps was 1000 and is 2000"]
+    assert {file: file.read_bytes() for file in begun.path.iterdir()} == before
+
+
 def test_killed_while_writing_the_first_file(tmp_path: Path) -> None:
     (tmp_path / ".config.yaml.tmp").write_text("mod")
     RunFolder(tmp_path).open(CONFIG, environment())
