@@ -43,13 +43,14 @@ class Loop:
         if jax.process_index() == 0:
             trainer.display = make_display(title, config.train.steps, lambda: memory_in_use(local))
         with trainer.display as display:
-            trainer.open_folder()
-            jax.block_until_ready(trainer.restored_state)
+            trainer.check_folder()
             first = trainer.step
             last = config.train.steps if self.steps is None else first + self.steps
             if first >= last:
-                display.say(f"nothing to do: the run is at step {first} of {last}; raise train.steps to go on")
+                self._train_nothing(first, last, display)
                 return
+            trainer.open_folder()
+            jax.block_until_ready(trainer.restored_state)
             if first:
                 display.say(f"goes on from step {first}")
             self._require_text_to_evaluate()
@@ -63,6 +64,20 @@ class Loop:
                     trainer.checkpoints.wait()
                     raise
         self._report()
+
+    def _train_nothing(self, first: int, last: int, display: Display) -> None:
+        """Saves what no checkpoint holds yet, such as the initial values; a run that is saved stays as it is."""
+        trainer = self.trainer
+        if trainer.checkpoints.newest() != first:
+            trainer.save()
+            display.say(f"nothing to train: step {first} is saved in {trainer.folder}")
+        elif first > last:
+            display.say(
+                f"nothing to do: the run is at step {first}, past train.steps={last}, and stays as it is; "
+                f"give more than {first} to go on"
+            )
+        else:
+            display.say(f"nothing to do: the run is at step {first} of {last}; raise train.steps to go on")
 
     def _train(self, first: int, last: int, display: Display, sinks: Sinks, stop: StopRequest) -> None:
         trainer, train = self.trainer, self.config.train

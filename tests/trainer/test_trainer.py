@@ -110,11 +110,38 @@ def test_the_folder_tells_what_was_run(trained: Trainer) -> None:
     assert trained.checkpoints.steps() == [2, 4]
 
 
-def test_nothing_is_left_to_do_when_the_run_has_finished(trained: Trainer, capsys: pytest.CaptureFixture[str]) -> None:
-    before = (trained.folder / "metrics.jsonl").read_bytes()
-    Trainer(trained.config).train()
-    assert "nothing to do: the run is at step 4 of 4; raise train.steps" in capsys.readouterr().out
-    assert (trained.folder / "metrics.jsonl").read_bytes() == before
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        (4, "nothing to do: the run is at step 4 of 4; raise train.steps"),
+        (3, "nothing to do: the run is at step 4, past train.steps=3, and stays as it is; give more than 4 to go on"),
+    ],
+)
+def test_a_run_that_has_finished_stays_as_it_is(
+    trained: Trainer, capsys: pytest.CaptureFixture[str], steps: int, message: str
+) -> None:
+    def contents() -> dict[Path, bytes]:
+        return {file: file.read_bytes() for file in trained.folder.rglob("*") if file.is_file()}
+
+    before = contents()
+    Trainer(Config.from_dict(trained.config.to_dict(), {"train.steps": steps})).train()
+    assert message in capsys.readouterr().out
+    assert contents() == before
+
+
+def test_a_run_of_no_steps_saves_its_initial_values(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are measured and write; and a longer run goes on from them."""
+    tree = small.tree(text, tmp_path / "run")
+    Trainer(Config.from_dict(tree, {"train.steps": 0})).train()
+    assert f"nothing to train: step 0 is saved in {tmp_path / 'run'}" in capsys.readouterr().out
+    untrained = Trainer.from_run(tmp_path / "run")
+    assert (untrained.step, untrained.tokens) == (0, 0)
+    assert untrained.evaluate()["loss"] == pytest.approx(math.log(small.VOCAB), abs=0.1)
+    assert untrained.generate("def ", max_tokens=3).startswith("def ")
+    Trainer(Config.from_dict(tree, {"train.steps": 1, "train.eval_every": None})).train()
+    assert Trainer.from_run(tmp_path / "run").step == 1
 
 
 @pytest.fixture(scope="module")
