@@ -27,6 +27,7 @@ from sharding.layout import Layout
 from sharding.mesh import BATCH_AXES
 from trainer import config_yaml
 from trainer.config import Config
+from trainer.data.prepare import require_room_for_bytes
 from trainer.metrics import model_flops_per_token
 from trainer.optimizer import RULES
 from trainer.program import plan_layouts
@@ -119,8 +120,9 @@ def show(config: Config, json: bool = False) -> None:
     """Prints `describe(config)`: tables for people, or JSON.
 
     Raises:
-        ConfigError: the model or the batch does not fit the mesh.
+        ConfigError: the model or the batch does not fit the mesh, or the vocabulary the text.
     """
+    require_room_for_bytes(config.data, config.model.vocab)
     description = describe(config)
     if json:
         print(json_format.dumps(dataclasses.asdict(description), indent=2))

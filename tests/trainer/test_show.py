@@ -18,6 +18,7 @@ from models.layers import SELECTIVE_NAMES
 from models.presets import num_parameters
 from sharding.mesh import make_mesh
 from trainer.config import Config
+from trainer.data.prepare import prepare
 from trainer.errors import ConfigError
 from trainer.program import Program
 from trainer.show import Description, describe, parameters, show
@@ -137,6 +138,26 @@ def test_an_open_axis_is_said_aloud() -> None:
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"batch\.global=32 does not divide"):
         describe(small("mesh.data=5"))
+
+
+@pytest.mark.parametrize("path", ["stdlib", "here.txt", "."])
+def test_a_vocabulary_too_small_for_the_text_is_refused_as_training_does(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("here.txt").write_text("a b c")
+    config = small("model.vocab=256", f"data.path={path}", "data.cache=cache")
+    with pytest.raises(ConfigError, match=r"^model\.vocab=256 is too small for a byte-level tokenizer; use") as shown:
+        show(config)
+    with pytest.raises(ConfigError) as trained:
+        prepare(config.data, config.model.vocab, print)
+    assert str(shown.value) == str(trained.value)
+
+
+@pytest.mark.parametrize("data", ["{tokenizer: small.json}", "{path: pair/elsewhere}", "{path: pair.bin}"])
+def test_a_small_vocabulary_may_do_for_ids_that_are_there(data: str, capsys: pytest.CaptureFixture[str]) -> None:
+    show(small("model.vocab=256", f"data={data}"))
+    assert "vocab: 256" in capsys.readouterr().out
 
 
 def test_people_are_shown_every_parameter_and_every_total(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,11 +20,11 @@ import numpy as np
 
 from trainer.data.cache import Say, cached_folder
 from trainer.data.config import DataConfig
-from trainer.data.corpus import find_files, is_jsonl, read_documents
+from trainer.data.corpus import STDLIB, find_files, is_jsonl, read_documents
 from trainer.data.indexed import IndexedDataset, bin_file, find_pair, idx_file
 from trainer.data.packing import TokenStream
 from trainer.data.tokenise import Facts, count_train, survey, train_tokenizer, write_tokens
-from trainer.data.tokenizer import Tokenizer
+from trainer.data.tokenizer import Tokenizer, require_vocab
 from trainer.errors import ConfigError
 
 _FORMAT = 1
@@ -105,6 +105,20 @@ def prepare(config: DataConfig, vocab: int, say: Say) -> Corpus:
     """
     pair = find_pair(config.path)
     return _from_pair(pair, config, vocab, say) if pair else _from_text(config, vocab, say)
+
+
+def require_room_for_bytes(config: DataConfig, vocab: int) -> None:
+    """What `prepare` would say before it trains a tokenizer, said without reading the text.
+
+    A name that is not here is let pass: it may be a pair's, on the machine that trains.
+
+    Raises:
+      ConfigError: the vocabulary has no room for the tokenizer that the text needs.
+    """
+    names = [config.path] if isinstance(config.path, str) else config.path
+    is_here = all(name == STDLIB or Path(name).expanduser().exists() for name in names)
+    if config.tokenizer is None and is_here and find_pair(config.path) is None:
+        require_vocab(vocab)
 
 
 def _from_pair(pair: Path, config: DataConfig, vocab: int, say: Say) -> Corpus:

@@ -81,10 +81,7 @@ class Tokenizer:
 
         Deterministic in the order and content of `texts`. Id 0 is <|endoftext|>.
         """
-        if vocab < SMALLEST_VOCAB:
-            raise ConfigError(
-                f"model.vocab={vocab} is too small for a byte-level tokenizer; use model.vocab={SMALLEST_VOCAB} or more"
-            )
+        require_vocab(vocab)
         inner = tokenizers.Tokenizer(models.BPE())
         inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         inner.decoder = decoders.ByteLevel()
@@ -145,6 +142,14 @@ class Tokenizer:
         for added in description["added_tokens"]:
             table[added["id"]] = 0 if added["special"] else len(added["content"].encode())
         return table
+
+
+def require_vocab(vocab: int) -> None:
+    """Raises ConfigError when no tokenizer of so few entries can be trained."""
+    if vocab < SMALLEST_VOCAB:
+        raise ConfigError(
+            f"model.vocab={vocab} is too small for a byte-level tokenizer; use model.vocab={SMALLEST_VOCAB} or more"
+        )
 
 
 def groups(texts: Iterable[str], size: int) -> Iterator[list[str]]:
