@@ -1,0 +1,94 @@
+"""The schedules that come with us: each is the tick of every forward and of every backward, as a formula.
+
+`P` stages, `V` chunks (virtual stages) of each, `M` micro-batches; ticks are arrays [P, V, M]. Ticks are lockstep, so
+that a forward and a backward share each steady tick: 1F1B keeps 2P - 1 micro-batches where asynchronous stages keep P.
+Knows nothing of how a schedule is executed.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+
+import numpy as np
+
+from sharding.pipeline.schedule import BACKWARD, CHUNK, FORWARD, IDLE, MICRO_BATCH, Schedule, with_slots
+
+
+def gpipe(stages: int, chunks: int, micro_batches: int) -> Schedule:
+    """All forwards, then all backwards (Huang et al. 2019, arXiv:1811.06965). Keeps M micro-batches.
+
+    Raises:
+        ValueError: more than one chunk.
+    """
+    _one_chunk("gpipe", chunks)
+    stage, _, micro_batch = np.indices((stages, chunks, micro_batches))
+    forward = stage + micro_batch
+    backward = (micro_batches + stages - 1) + (stages - 1 - stage) + micro_batch
+    return _schedule("gpipe", forward, backward)
+
+
+def one_f_one_b(stages: int, chunks: int, micro_batches: int) -> Schedule:
+    """One forward, one backward (Narayanan et al. 2021, arXiv:2006.09503). Keeps min(M, 2P - 1) micro-batches.
+
+    Raises:
+        ValueError: more than one chunk.
+    """
+    _one_chunk("1f1b", chunks)
+    stage, _, micro_batch = np.indices((stages, chunks, micro_batches))
+    return _schedule("1f1b", stage + micro_batch, 2 * (stages - 1) - stage + micro_batch)
+
+
+def interleaved_1f1b(stages: int, chunks: int, micro_batches: int) -> Schedule:
+    """1F1B of stages that hold several chunks (Narayanan et al. 2021, arXiv:2104.04473, section 2.2).
+
+    Micro-batches go through in groups of P, each group through all chunks in turn. The bubble is (P - 1) / (V·M) where
+    P divides M; the places that are empty in the last group otherwise stay idle. Keeps V·P + P - 1 chunks.
+    """
+    stage, chunk, micro_batch = np.indices((stages, chunks, micro_batches))
+    group, member = np.divmod(micro_batch, stages)
+    in_turn = group * stages * chunks + member
+    forward = stage + in_turn + chunk * stages
+    backward = (chunks * stages - 1) + (stages - 1 - stage) + in_turn + (chunks - 1 - chunk) * stages
+    return _schedule("interleaved_1f1b", forward, backward)
+
+
+SCHEDULES: dict[str, Callable[[int, int, int], Schedule]] = {
+    "gpipe": gpipe,
+    "1f1b": one_f_one_b,
+    "interleaved_1f1b": interleaved_1f1b,
+}
+
+
+def make(name: str, stages: int, chunks: int, micro_batches: int) -> Schedule:
+    """The schedule called `name`, for `stages` with `chunks` (virtual stages) each.
+
+    Raises:
+        ValueError: no such schedule, or not for these numbers; the message says which choice works.
+    """
+    if name not in SCHEDULES:
+        near = difflib.get_close_matches(name, SCHEDULES, n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(SCHEDULES)}"
+        raise ValueError(f"there is no schedule {name!r}; {hint}")
+    for what, number in (("stage", stages), ("chunk", chunks), ("micro-batch", micro_batches)):
+        if number < 1:
+            raise ValueError(f"a schedule of {number} {what}s; it needs 1 or more")
+    return SCHEDULES[name](stages, chunks, micro_batches)
+
+
+def _one_chunk(name: str, chunks: int) -> None:
+    if chunks != 1:
+        raise ValueError(
+            f"schedule {name} has one chunk (virtual stage) on each stage, not {chunks}; "
+            f"use interleaved_1f1b, or {name} with 1"
+        )
+
+
+def _schedule(name: str, forward: np.ndarray, backward: np.ndarray) -> Schedule:
+    """The table of units at these ticks, int [P, V, M], with slots."""
+    stage, chunk, micro_batch = np.indices(forward.shape)
+    units = np.full((backward.max() + 1, len(forward), 2, 3), IDLE, np.int32)
+    for what, tick in ((FORWARD, forward), (BACKWARD, backward)):
+        units[tick, stage, what, CHUNK] = chunk
+        units[tick, stage, what, MICRO_BATCH] = micro_batch
+    return Schedule(name, with_slots(units))
