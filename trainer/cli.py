@@ -7,6 +7,7 @@ the signal's number (Ctrl-C: 130). `--debug` shows where an error came from.
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 import traceback
@@ -105,7 +106,7 @@ def generate(
 
     trainer = Trainer.from_run(run, overrides or ())
     text = trainer.generate(prompt, max_tokens=max_tokens, temperature=temperature, top_k=top_k, seed=seed)
-    typer.echo(text)
+    print(_harmless(text) if sys.stdout.isatty() else text)
 
 
 @app.command("eval", cls=Command)
@@ -164,6 +165,11 @@ def _load(path: Path, overrides: list[str] | None) -> Config:
     from trainer.config import Config
 
     return Config.load(path, overrides or ())
+
+
+def _harmless(text: str) -> str:
+    """What a model writes may hold any character; those that would steer the terminal are written out, as \\x1b."""
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def _report(error: BaseException) -> int:

@@ -134,6 +134,22 @@ def test_generate_prints_what_the_model_writes(fake: Fake) -> None:
     assert fake()[-1] == ("def ", {"max_tokens": 100, "temperature": 1.0, "top_k": 5, "seed": 3})
 
 
+STEERING = "é\ttab\n\x1b[2J\x1b]0;title\x07\r\x00\x7f\x9b"
+
+
+def test_generated_text_is_exact_in_a_pipe(fake: Fake) -> None:
+    result = CliRunner().invoke(app, ["generate", "runs/a", "--prompt", STEERING])
+    assert result.stdout_bytes == f"{STEERING}…\n".encode()
+
+
+def test_generated_text_does_not_steer_the_terminal(
+    fake: Fake, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    app(["generate", "runs/a", "--prompt", STEERING], standalone_mode=False)
+    assert capsys.readouterr().out == "é\ttab\n\\x1b[2J\\x1b]0;title\\x07\\x0d\\x00\\x7f\\x9b…\n"
+
+
 def test_eval_prints_what_it_measured(fake: Fake) -> None:
     result = CliRunner().invoke(app, ["eval", "runs/a", "train.eval_batches=2"])
     assert [line.split() for line in result.stdout.splitlines()] == [["loss", "2.5000"], ["tokens", "4,096"]]
