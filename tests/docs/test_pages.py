@@ -50,6 +50,15 @@ def test_every_command_has_a_config(page: Path, monkeypatch: pytest.MonkeyPatch)
         Config.load(file, overrides)
 
 
+def test_the_readme_names_every_option() -> None:
+    shown = re.findall(r"^meshwright .*$", text(ROOT / "README.md"), re.MULTILINE)
+    for command in ("train", "eval", "generate", "show", "doctor"):
+        help = text(ROOT / f"tests/golden/help_{command}.txt")
+        options = set(re.findall(r"^ +(--[a-z-]+)", help, re.MULTILINE))
+        (line,) = (line for line in shown if line.startswith(f"meshwright {command} "))
+        assert options <= set(re.findall(r"--[a-z-]+", line)), command
+
+
 def anchors(page: Path) -> set[str]:
     """As GitHub makes them of headings."""
     headings = re.findall(r"^#+ (.*)$", text(page), re.MULTILINE)
