@@ -117,6 +117,8 @@ def evaluate(
 ) -> None:
     """Measure a trained model on its held-out text.
 
+    With data.path=..., on all documents of that path instead, in the run's own tokens. train.eval_batches bounds both.
+
     Example: meshwright eval runs/quickstart train.eval_batches=32
     """
     from trainer.trainer import Trainer
