@@ -100,6 +100,7 @@ class Description:
     """All of it. Sizes are bytes per device, numbers of a step are for the whole mesh."""
 
     config: dict[str, Any]
+    """With the sizes that the model derives from others."""
     mesh: dict[str, int]
     devices: int
     assumed: str | None
@@ -144,7 +145,7 @@ def describe(config: Config) -> Description:
     step = trace_step(_scanned(config))
     activations = list(_activations(step, config.model.layers))
     return Description(
-        config=config.to_dict(),
+        config=_written_out(config).to_dict(),
         mesh=sizes,
         devices=math.prod(sizes.values()),
         assumed=assumed,
@@ -181,6 +182,13 @@ def _resolve(config: Config) -> tuple[Config, str | None]:
         return resolved, None
     size = resolved.mesh.sizes[free]
     return resolved, f"mesh.{free}=-1 takes what is left and is shown as {size}; for another, say mesh.{free}=N"
+
+
+def _written_out(config: Config) -> Config:
+    """With a number for each of the model's sizes that follows from others unless given."""
+    model = config.model
+    full = dataclasses.replace(model, kv_heads=model.num_kv_heads, head_dim=model.dim_per_head, ffn=model.ffn_size)
+    return dataclasses.replace(config, model=full)
 
 
 def _scanned(config: Config) -> Config:

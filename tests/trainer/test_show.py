@@ -160,6 +160,17 @@ def test_a_small_vocabulary_may_do_for_ids_that_are_there(data: str, capsys: pyt
     assert "vocab: 256" in capsys.readouterr().out
 
 
+def test_sizes_that_the_model_derives_are_written_out(capsys: pytest.CaptureFixture[str]) -> None:
+    """The same model, and none of its sizes left to be worked out."""
+    config = small("model={layers: 3, hidden: 64, heads: 4, context: 48}")
+    show(config)
+    assert "kv_heads: 4\n  head_dim: 16\n  ffn: 256\n" in capsys.readouterr().out
+    show(config, json=True)
+    shown = json.loads(capsys.readouterr().out)
+    assert [shown["config"]["model"][key] for key in ("kv_heads", "head_dim", "ffn")] == [4, 16, 256]
+    assert parameters(Config.from_dict(shown["config"])) == parameters(config)
+
+
 def test_people_are_shown_every_parameter_and_every_total(capsys: pytest.CaptureFixture[str]) -> None:
     config = small("mesh={data: -1, tensor: 2}", "model.vocab=321", "zero.stage=1")
     show(config)
