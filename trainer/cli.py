@@ -117,7 +117,7 @@ def evaluate(
 ) -> None:
     """Measure a trained model on its held-out text.
 
-    With data.path=..., on all documents of that path instead, in the run's own tokens. train.eval_batches bounds both.
+    With another data.path=..., on all documents of that path, in the run's own tokens. train.eval_batches bounds both.
 
     Example: meshwright eval runs/quickstart train.eval_batches=32
     """
