@@ -1,0 +1,236 @@
+"""Draws a pipeline schedule: stages down, time across, and how much each stage keeps for its backward units.
+
+In a terminal, or as a picture. Time is lockstep: each half of a tick is as wide as its unit takes, and has no width
+where no stage has a unit, so that the bubble is seen as it is paid. `T` ticks, `P` stages.
+Reads the table of a schedule, and nothing else: neither how it was made nor how it is executed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from html import escape
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.text import Text
+
+from sharding.pipeline.schedule import BACKWARD, IDLE, WHAT, Schedule
+from trainer.errors import ConfigError
+
+DURATION = (1, 2)  # of a forward, of a backward
+MARK = ("{}>", "{}<")  # which way the data goes, for terminals without colours
+# Of the first chunk and of the last one; black numbers can be read on all of them.
+SHADES = (("#a8d1ff", "#3f8ff0"), ("#ffd3a1", "#e8863a"))
+PHASES = {(True, False): "warm-up", (True, True): "steady", (False, True): "drain"}
+RULER = 5  # each so many ticks, one has its number written
+
+
+def draw(schedule: Schedule, console: Console) -> None:
+    """Prints as many ticks of the schedule as the console is wide, and what the whole of it costs."""
+    stages = [f"stage {stage}" for stage in range(schedule.num_stages)]
+    margin = len(stages[-1]) + 1
+    cell = 1 + len(str(max(schedule.num_micro_batches - 1, schedule.peak_live)))
+    widths = cell * _durations(schedule)
+    widths = widths[widths.sum(axis=1).cumsum() <= console.width - margin]
+
+    lines = [Text(_title(schedule), "bold"), _ruler(widths, margin)]
+    lines += [_units(schedule, stage, widths, name.ljust(margin)) for stage, name in enumerate(stages)]
+    if left_out := schedule.num_ticks - len(widths):
+        lines.append(Text(f"{left_out} more ticks do not fit: the console is {console.width} columns wide", "italic"))
+    lines += [_legend(schedule), Text(), Text("live chunk activations", "bold")]
+    lines += [_live(live, widths, name.ljust(margin)) for live, name in zip(schedule.live().T, stages, strict=True)]
+    console.print(*lines, Text(), sep="\n", no_wrap=True, overflow="crop")
+    for name, fact in _facts(schedule).items():
+        console.print(f"{name:<10} {fact}", highlight=False)
+
+
+def save(schedule: Schedule, path: str | Path) -> None:
+    """Writes a picture of the whole schedule: the same schedule gives the same bytes.
+
+    Raises:
+        ConfigError: `path` ends neither in .svg nor in .png, or what a PNG needs is not installed.
+    """
+    path = Path(path)
+    if path.suffix not in (".svg", ".png"):
+        raise ConfigError(f"{path}: a schedule is drawn as a picture that ends in .svg or .png")
+    picture = _svg(schedule)
+    if path.suffix == ".svg":
+        path.write_text(picture, encoding="utf-8")
+        return
+    try:
+        cairosvg = import_module("cairosvg")
+    except (ImportError, OSError) as error:  # OSError: the package is there, the cairo library is not
+        raise ConfigError(f"{path}: a PNG needs cairosvg ({error}); pip install cairosvg, or write an .svg") from None
+    cairosvg.svg2png(bytestring=picture.encode(), write_to=str(path), scale=2)
+
+
+def _durations(schedule: Schedule) -> np.ndarray:
+    """int [T, 2]: how long each half of each tick lasts; 0 where no stage has a unit."""
+    return np.any(schedule.runs, axis=1) * np.array(DURATION)
+
+
+def _shade(what: int, chunk: int, num_chunks: int) -> str:
+    """#rrggbb, in even steps from the first chunk to the last one."""
+    first, last = (np.array(list(bytes.fromhex(colour[1:]))) for colour in SHADES[what])
+    colour = first + (last - first) * chunk // max(num_chunks - 1, 1)
+    return "#" + bytes(colour.tolist()).hex()
+
+
+def _title(schedule: Schedule) -> str:
+    numbers = f"stages {schedule.num_stages}, chunks {schedule.num_chunks}, micro-batches {schedule.num_micro_batches}"
+    return f"{schedule.name}: {numbers}"
+
+
+def _facts(schedule: Schedule) -> dict[str, str]:
+    bubble = schedule.bubble(*DURATION)
+    phases = (f"{PHASES[phase.forward, phase.backward]} {phase.stop - phase.start}" for phase in schedule.phases)
+    return {
+        "ticks": f"{schedule.num_ticks}: {', '.join(phases)}",
+        "bubble": f"{bubble:.1%} of the time at work; a backward takes {DURATION[BACKWARD]} forwards",
+        "peak live": f"{schedule.peak_live} chunk activations on one stage",
+    }
+
+
+def _ruler(widths: np.ndarray, margin: int) -> Text:
+    groups = [int(group.sum()) for group in np.split(widths, range(RULER, len(widths), RULER))]
+    ticks = "".join(f"{RULER * i:<{width}}"[:width] for i, width in enumerate(groups))
+    return Text(f"{'tick':<{margin}}{ticks}", "dim")
+
+
+def _units(schedule: Schedule, stage: int, widths: np.ndarray, label: str) -> Text:
+    line = Text(label)
+    for tick, what in np.argwhere(widths).tolist():
+        chunk, micro_batch, _ = schedule.units[tick, stage, what].tolist()
+        width = int(widths[tick, what])
+        if chunk == IDLE:
+            line.append("·".ljust(width), "dim")
+        else:
+            line.append(MARK[what].format(micro_batch).ljust(width), _style(schedule, what, chunk))
+    return line
+
+
+def _live(live: np.ndarray, widths: np.ndarray, label: str) -> Text:
+    cells = (f"{number or '·':<{width}}" for number, width in zip(live, widths.sum(axis=1), strict=False))
+    return Text(f"{label}{''.join(cells)}".rstrip())
+
+
+def _legend(schedule: Schedule) -> Text:
+    line = Text()
+    for what, name in enumerate(WHAT):
+        line.append(f"{MARK[what].format(name)} of chunk ")
+        for chunk in range(schedule.num_chunks):
+            line.append(f" {chunk} ", _style(schedule, what, chunk))
+        line.append("  ")
+    return line.append("· idle", "dim")
+
+
+def _style(schedule: Schedule, what: int, chunk: int) -> str:
+    return f"black on {_shade(what, chunk, schedule.num_chunks)}"
+
+
+# The picture, in pixels, y down.
+LEFT, TOP, RIGHT, BOTTOM = 76, 124, 70, 46
+BOX, CHART, ROW = 26, 20, 58  # heights: of a unit, of the live activations at their peak, of a stage
+FORWARD_WIDTH, DIGIT = 22, 7  # widths: of a forward, of a digit in it
+MIN_WIDTH, MAX_WIDTH = 640, 16_000  # cairo draws at most 32,767, and a PNG has two for each of these
+# class -> (colour on the light card, on the dark one)
+COLOURS = {
+    "card": ("#ffffff", "#0d1117"),
+    "edge": ("#d0d7de", "#30363d"),
+    "idle": ("#eef1f4", "#1c2129"),
+    "ink": ("#1f2328", "#e6edf3"),
+    "faint": ("#656d76", "#8d96a0"),
+    "live": ("#8250df", "#bc8cff"),
+    "number": ("#000000", "#000000"),
+}
+
+
+def _svg(schedule: Schedule) -> str:
+    """On a card that is light or dark as the reader's system is."""
+    times = np.concatenate([[0], _durations(schedule).cumsum()])
+    scale = min(FORWARD_WIDTH, MAX_WIDTH / times[-1])
+    # [T, 3]: where each tick begins, where its backward half begins, and where it ends.
+    edges = LEFT + scale * times[2 * np.arange(schedule.num_ticks)[:, None] + np.arange(3)]
+    width = round(max(edges[-1, -1] + RIGHT, MIN_WIDTH))
+    height = TOP + ROW * schedule.num_stages + BOTTOM
+    shapes = [_rect("card", 0, 0, width, height), *_heading(schedule), *_ticks(edges, height - BOTTOM)]
+    for stage, live in enumerate(schedule.live().T):
+        y = TOP + ROW * stage
+        shapes += [*_boxes(schedule, stage, edges, y), *_chart(live, schedule.peak_live, edges, y + BOX + 4)]
+    size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size}>\n<title>{escape(_title(schedule))}</title>'
+    return "\n".join([head, _stylesheet(), *shapes, *_key(schedule, height - 30), "</svg>\n"])
+
+
+def _heading(schedule: Schedule) -> list[str]:
+    facts = enumerate(_facts(schedule).items())
+    lines = [_text("faint", 20, 49 + 17 * i, f"{name}: {fact}") for i, (name, fact) in facts]
+    return [_text("ink bold", 20, 29, _title(schedule)), *lines]
+
+
+def _ticks(edges: np.ndarray, bottom: float) -> Iterator[str]:
+    for tick in range(0, len(edges), RULER):
+        yield _rect("edge", edges[tick, 0] - 0.5, TOP - 6, 1, bottom - TOP)
+        yield _text("faint", edges[tick, 0], TOP - 11, f"tick {tick}" if tick == 0 else f"{tick}")
+
+
+def _boxes(schedule: Schedule, stage: int, edges: np.ndarray, y: float) -> Iterator[str]:
+    """The units of a stage, on a bar that is seen where it is idle."""
+    yield _text("ink", 20, y + BOX / 2 + 4, f"stage {stage}")
+    yield _rect("idle", LEFT, y, edges[-1, -1] - LEFT, BOX)
+    for tick, what in np.argwhere(schedule.runs[:, stage]).tolist():
+        chunk, micro_batch, _ = schedule.units[tick, stage, what].tolist()
+        begin, end = edges[tick, what], edges[tick, what + 1]
+        yield _rect("", begin, y, end - begin - 1, BOX, _shade(what, chunk, schedule.num_chunks))
+        if DIGIT * len(str(micro_batch)) < end - begin:
+            yield _text("number middle", (begin + end - 1) / 2, y + BOX / 2 + 4, str(micro_batch))
+
+
+def _chart(live: np.ndarray, highest: int, edges: np.ndarray, y: float) -> Iterator[str]:
+    """The live activations [T] of a stage: a step for each tick, and their peak as a number."""
+    steps = zip(edges[:, [0, 2]].ravel(), (y + CHART * (1 - live / highest)).repeat(2), strict=True)
+    corners = [(LEFT, y + CHART), *steps, (edges[-1, -1], y + CHART)]
+    points = " ".join(f"{_number(x)},{_number(y)}" for x, y in corners)
+    yield f'<polygon class="live" points="{points}"/>'
+    yield _text("live", edges[-1, -1] + 8, y + CHART, f"{live.max()} live")
+
+
+def _key(schedule: Schedule, y: float) -> Iterator[str]:
+    x = 20
+    for what, name in enumerate(WHAT):
+        yield _text("faint", x, y + 11, f"{name} of chunk")
+        x += 112
+        for chunk in range(schedule.num_chunks):
+            yield _rect("", x, y, 18, 14, _shade(what, chunk, schedule.num_chunks))
+            yield _text("number middle", x + 9, y + 11, str(chunk))
+            x += 20
+        x += 24
+    yield _text("faint", x, y + 11, "idle")
+    yield _rect("idle", x + 28, y, 18, 14)
+
+
+def _rect(colour: str, x: float, y: float, width: float, height: float, fill: str = "") -> str:
+    """Of the class `colour`, or filled with one of its own."""
+    paint = f'fill="{fill}"' if fill else f'class="{colour}"'
+    place = f'x="{_number(x)}" y="{_number(y)}" width="{_number(width)}" height="{_number(height)}"'
+    return f"<rect {paint} {place}/>"
+
+
+def _text(classes: str, x: float, y: float, text: str) -> str:
+    return f'<text class="{classes}" x="{_number(x)}" y="{_number(y)}">{escape(text)}</text>'
+
+
+def _number(value: float) -> str:
+    """To a hundredth of a pixel, so that a picture does not depend on the last digits of a computation."""
+    return f"{round(float(value), 2):.10g}"
+
+
+def _stylesheet() -> str:
+    light, dark = ("".join(f".{name}{{fill:{pair[theme]}}}" for name, pair in COLOURS.items()) for theme in (0, 1))
+    return (
+        '<style>\ntext{font:12px system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif}'
+        ".bold{font-weight:600}.middle{text-anchor:middle}polygon{fill-opacity:.35}\n"
+        f"{light}\n@media(prefers-color-scheme:dark){{{dark}}}\n</style>"
+    )
