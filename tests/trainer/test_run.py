@@ -200,7 +200,7 @@ def test_a_checkpoint_of_another_model(folder: Path, trained: tuple[Path, str], 
     shutil.copytree(trained[0] / "checkpoints", run / "checkpoints")
     text = (run / "config.yaml").read_text(encoding="utf-8")
     (run / "config.yaml").write_text(text.replace("layers: 1", "layers: 2"), encoding="utf-8")
-    result = here("train", folder / "config.yaml", *on_all(tmp_path), "model.layers=2")
+    result = here("train", folder / "config.yaml", *on_all(tmp_path), "model.layers=2", "train.steps=5")
     refused(result, "checkpoints/4 is a checkpoint of another model", "key.weight is float32[1, 32, 2, 16] there")
 
 
