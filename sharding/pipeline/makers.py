@@ -70,9 +70,9 @@ def make(name: str, stages: int, chunks: int, micro_batches: int) -> Schedule:
         near = difflib.get_close_matches(name, SCHEDULES, n=1, cutoff=0.4)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(SCHEDULES)}"
         raise ValueError(f"there is no schedule {name!r}; {hint}")
-    for what, number in (("stage", stages), ("chunk", chunks), ("micro-batch", micro_batches)):
+    for what, number in (("stages", stages), ("chunks", chunks), ("micro-batches", micro_batches)):
         if number < 1:
-            raise ValueError(f"a schedule of {number} {what}s; it needs 1 or more")
+            raise ValueError(f"a schedule of {number} {what}; it needs 1 or more")
     return SCHEDULES[name](stages, chunks, micro_batches)
 
 

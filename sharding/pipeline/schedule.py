@@ -261,13 +261,12 @@ def _no_such_slot(rows: _Rows) -> _Fault | None:
 
 
 def _other_slot(rows: _Rows) -> _Fault | None:
-    forward = rows.what == FORWARD
+    forward = (rows.what == FORWARD) & (rows.tick == rows.when[rows.unit_index])
     kept = np.full(rows.when.shape[1:], IDLE, np.int64)
     kept[rows.virtual[forward], rows.micro_batch[forward]] = rows.slot[forward]
-    expected = kept[rows.virtual, rows.micro_batch]
-    return _first(
-        rows.slot != expected, lambda row: f"reads slot {rows.slot[row]}; its forward wrote slot {expected[row]}"
-    )
+    written = kept[rows.virtual, rows.micro_batch]
+    other = (rows.what == BACKWARD) & (rows.slot != written)
+    return _first(other, lambda row: f"reads slot {rows.slot[row]}; its forward wrote slot {written[row]}")
 
 
 def _overwritten(rows: _Rows) -> _Fault | None:
