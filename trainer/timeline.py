@@ -38,7 +38,7 @@ def draw(schedule: Schedule, console: Console) -> None:
     lines = [Text(_title(schedule), "bold"), _ruler(widths, margin)]
     lines += [_units(schedule, stage, widths, name.ljust(margin)) for stage, name in enumerate(stages)]
     if left_out := schedule.num_ticks - len(widths):
-        lines.append(Text(f"{left_out} more ticks do not fit: the console is {console.width} columns wide", "italic"))
+        lines.append(Text(f"ticks left out, for lack of width: {left_out}", "italic"))
     lines += [_legend(schedule), Text(), Text("live chunk activations", "bold")]
     lines += [_live(live, widths, name.ljust(margin)) for live, name in zip(schedule.live().T, stages, strict=True)]
     console.print(*lines, Text(), sep="\n", no_wrap=True, overflow="crop")
@@ -89,7 +89,7 @@ def _facts(schedule: Schedule) -> dict[str, str]:
     return {
         "ticks": f"{schedule.num_ticks}: {', '.join(phases)}",
         "bubble": f"{bubble:.1%} of the time at work; a backward takes {DURATION[BACKWARD]} forwards",
-        "peak live": f"{schedule.peak_live} chunk activations on one stage",
+        "peak live": f"{schedule.peak_live} (chunk activations of one stage)",
     }
 
 
@@ -112,7 +112,7 @@ def _units(schedule: Schedule, stage: int, widths: np.ndarray, label: str) -> Te
 
 
 def _live(live: np.ndarray, widths: np.ndarray, label: str) -> Text:
-    cells = (f"{number or '·':<{width}}" for number, width in zip(live, widths.sum(axis=1), strict=False))
+    cells = (f"{number or '·':<{width}}"[:width] for number, width in zip(live, widths.sum(axis=1), strict=False))
     return Text(f"{label}{''.join(cells)}".rstrip())
 
 
@@ -230,7 +230,7 @@ def _number(value: float) -> str:
 def _stylesheet() -> str:
     light, dark = ("".join(f".{name}{{fill:{pair[theme]}}}" for name, pair in COLOURS.items()) for theme in (0, 1))
     return (
-        '<style>\ntext{font:12px system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif}'
+        '<style>\ntext{font-size:12px;font-family:system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif}'
         ".bold{font-weight:600}.middle{text-anchor:middle}polygon{fill-opacity:.35}\n"
         f"{light}\n@media(prefers-color-scheme:dark){{{dark}}}\n</style>"
     )

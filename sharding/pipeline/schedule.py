@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -45,7 +44,7 @@ class Schedule:
     """When each unit of one training step runs, and in which slot its activations are kept.
 
     What a forward keeps for its backward lies in a slot of its stage from the forward's tick to the backward's, both
-    included. All numbers but the table are read from the table.
+    included. Every number is read from the table.
     """
 
     name: str
@@ -77,12 +76,12 @@ class Schedule:
     def _count(self, column: int) -> int:
         return int(self.units[..., column].max(initial=IDLE)) + 1
 
-    @cached_property
+    @property
     def runs(self) -> np.ndarray:
         """bool [T, P, 2]: whether there is a unit."""
         return self.units[..., CHUNK] != IDLE
 
-    @cached_property
+    @property
     def phases(self) -> list[Phase]:
         """Those that exist of warm-up (no stage runs a backward yet), steady, drain (none runs a forward any more)."""
         runs = np.any(self.runs, axis=1)
