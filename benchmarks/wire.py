@@ -20,7 +20,8 @@ from rich.table import Table
 
 from models.presets import linear_shapes
 from trainer.config import Config
-from trainer.wire import Kind, trace_step, wire
+from trainer.trace import trace_step
+from trainer.wire import Kind, wire
 
 LEGEND = """\
 W  matrices of the blocks, on one device of `tensor`     x  activations of a micro-batch: sequences · tokens · hidden
@@ -83,7 +84,7 @@ def promised(case: Case) -> dict[Line, tuple[str, int]]:
 def counted(case: Case) -> dict[Line, tuple[int, float]]:
     """Line -> its elements in the traced program, and the bytes that each device puts on the link for them."""
     lines: dict[Line, tuple[int, float]] = {}
-    for transfer in wire(trace_step(case.config)):
+    for transfer in wire(trace_step(case.config).program):
         if transfer.elements > 1:
             line = transfer.kind, transfer.axes, transfer.dtype
             elements, sent = lines.get(line, (0, 0.0))

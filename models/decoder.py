@@ -10,7 +10,7 @@ Shapes: `B` batch, `S` sequence (`s` = this device's slice), `D` model, `V` voca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -26,10 +26,14 @@ from models.layers import Block, Norm, drop
 from models.parameter import Declaration, Init, parameter
 from sharding import collectives, tensor
 from sharding.mesh import AXES
+from sharding.pipeline.branch import LAYER, branch
 
 Leaves = Mapping[str, Any]
 Fetch = Callable[[str, Any], jax.Array]
 Policy = Callable[..., bool]
+Layer = tuple[jax.Array, Leaves, Cache | None]  # its number, weights and, while decoding, cache
+BlockStep = Callable[[jax.Array, Layer], tuple[jax.Array, Cache | None]]
+Through = Callable[[jax.Array, Inputs, Cache], tuple[jax.Array, Cache]]
 TOKEN_TABLE = "embedding.weight"
 STACK = "layers."
 """The prefix of the parameters that are stacked over the layers."""
@@ -47,9 +51,9 @@ class Embedding(nnx.Module):
             )
         self.norm = Norm(config) if config.embedding_norm else None
 
-    def __call__(self, tokens_BS: jax.Array, inputs: Inputs) -> jax.Array:
+    def __call__(self, tokens_BS: jax.Array, inputs: Inputs, vocab_axes: Sequence[str]) -> jax.Array:
         """[B, S] -> [B, s, D]."""
-        x = tensor.embed(self.weight[...], tokens_BS, inputs.split)
+        x = tensor.embed(self.weight[...], tokens_BS, inputs.split, vocab_axes)
         if hasattr(self, "positions"):
             x = x + tensor.look_up(self.positions[...], tensor.slice_of_sequence(inputs.positions, inputs.split))
         if self.norm is not None:
@@ -71,6 +75,8 @@ class Decoder:
     """The model of one config. Holds no arrays."""
 
     config: ModelConfig
+    vocab_axes: tuple[str, ...] = (tensor.AXIS,)
+    """The mesh axes that the embedding and the head are cut over, by vocabulary."""
 
     @cached_property
     def declarations(self) -> dict[str, Declaration]:
@@ -92,10 +98,63 @@ class Decoder:
 
         `policy` says which of a block's activations to keep for its backward pass (None: whatever JAX keeps).
         """
-        inputs = self._inputs(batch, dropout_key)
         fetch = self._tied_once(leaves, fetch)
-        x = self._part("embedding", leaves, fetch)(batch.tokens, inputs)
-        x = self._blocks(leaves, fetch, x, inputs, policy)
+        inputs = self.inputs(batch, dropout_key)
+        x = self.embed(leaves, fetch, batch.tokens, inputs)
+        x, _ = self.blocks(leaves, fetch, x, inputs, jnp.arange(self.config.layers), policy)
+        return self.head_loss(leaves, fetch, x, batch)
+
+    def inputs(self, batch: Batch, dropout_key: jax.Array | None) -> Inputs:
+        """What all blocks need to know of a batch. Without a key nothing is dropped."""
+        return Inputs(
+            split=True,
+            positions=batch.positions,
+            segments=batch.segments,
+            rope=self._rope(batch.positions),
+            dropout_key=dropout_key if self.config.dropout else None,
+            samples=batch.samples,
+        )
+
+    def embed(self, leaves: Leaves, fetch: Fetch, tokens_BS: jax.Array, inputs: Inputs) -> jax.Array:
+        """What goes into the first block, [B, s, D]."""
+        return self._part("embedding", leaves, fetch)(tokens_BS, inputs, self.vocab_axes)
+
+    def blocks(
+        self,
+        leaves: Leaves,
+        fetch: Fetch,
+        x: jax.Array,
+        inputs: Inputs,
+        layers_L: jax.Array,
+        policy: Policy | None = None,
+        cache: Cache | None = None,
+        missing: bool = False,
+    ) -> tuple[jax.Array, Any]:
+        """[B, s, D] -> [B, s, D] through the blocks whose leaves are given, stacked; `layers_L` numbers them, int32.
+
+        `cache` holds keys and values of these blocks, [L, B, T, G, K], while decoding, and comes back written. With
+        `missing`, some blocks may have the number -1: there is no such block, and its leaves are padding.
+        """
+
+        def one(x: jax.Array, layer: Layer) -> tuple[jax.Array, Cache | None]:
+            index, layer_leaves, layer_cache = layer
+            return self._part("layers", layer_leaves, fetch)(x, inputs, index, layer_cache)
+
+        block: BlockStep = one
+        if policy is not None:
+            block = jax.checkpoint(one, policy=policy, prevent_cse=not self.config.scan_layers)
+        if missing:
+            block = _unless_missing(block)
+        stack = {name: leaf for name, leaf in leaves.items() if name.startswith(STACK)}
+        if self.config.scan_layers or cache is not None:
+            return jax.lax.scan(block, x, (layers_L, stack, cache))
+        arrays, tree = jax.tree.flatten(stack)
+        for index, layer in enumerate(zip(*map(_unstack, arrays), strict=True)):
+            x, _ = block(x, (layers_L[index], jax.tree.unflatten(tree, layer), None))
+        return x, None
+
+    def head_loss(self, leaves: Leaves, fetch: Fetch, x: jax.Array, batch: Batch) -> jax.Array:
+        """The loss of what comes out of the last block, [B, s, D]: see `loss`."""
         head = self._part("head", leaves, fetch)
         x_BSD = tensor.enter(head.norm(x), split=True)
         return tensor.cross_entropy(
@@ -104,6 +163,7 @@ class Decoder:
             batch.targets.reshape(-1),
             batch.weights.reshape(-1),
             self.config.vocab,
+            self.vocab_axes,
         )
 
     def decode(
@@ -114,27 +174,26 @@ class Decoder:
         cache: Cache,
         offset: jax.Array | int,
         last: jax.Array | int,
+        through: Through | None = None,
     ) -> tuple[jax.Array, Cache]:
         """Tokens [B, S] at positions `offset`.. -> logits after token `last` of them [B, v] float32, and the cache.
 
-        `cache` holds all layers, [L, B, T, G, K]. Entries past the vocabulary are -inf.
+        `through` takes the activations through all blocks, where they are not all at hand. Entries past the vocabulary
+        are -inf.
         """
         positions = jnp.broadcast_to(offset + jnp.arange(tokens_BS.shape[1]), tokens_BS.shape)
         inputs = Inputs(split=False, positions=positions, rope=self._rope(positions), offset=offset)
         fetch = self._tied_once(leaves, fetch)
-        x = self._part("embedding", leaves, fetch)(tokens_BS, inputs)
+        x = self.embed(leaves, fetch, tokens_BS, inputs)
         x = collectives.varying(x, [axis for axis in AXES if axis != tensor.AXIS])
-
-        def block(x: jax.Array, layer: tuple[jax.Array, Leaves, Cache]) -> tuple[jax.Array, Cache]:
-            index, layer_leaves, layer_cache = layer
-            x, layer_cache = self._part("layers", layer_leaves, fetch)(x, inputs, index, layer_cache)
-            return x, layer_cache
-
-        stack = {name: leaf for name, leaf in leaves.items() if name.startswith(STACK)}
-        x, cache = jax.lax.scan(block, x, (jnp.arange(self.config.layers), stack, cache))
+        if through is None:
+            x, written = self.blocks(leaves, fetch, x, inputs, jnp.arange(self.config.layers), cache=cache)
+        else:
+            x, written = through(x, inputs, cache)
         head = self._part("head", leaves, fetch)
         x_B1D = head.norm(jax.lax.dynamic_slice_in_dim(x, last, 1, axis=1))
-        return tensor.logits(x_B1D, self._output_table(head, leaves, fetch), self.config.vocab)[:, 0], cache
+        table = self._output_table(head, leaves, fetch)
+        return tensor.logits(x_B1D, table, self.config.vocab, self.vocab_axes)[:, 0], written
 
     @cached_property
     def _parts(self) -> dict[str, tuple[nnx.GraphDef, nnx.State]]:
@@ -148,21 +207,6 @@ class Decoder:
         weights = [fetch(name, leaves[name]) for name in names]
         return nnx.merge(graph, jax.tree.unflatten(jax.tree.structure(state), weights))
 
-    def _blocks(self, leaves: Leaves, fetch: Fetch, x: jax.Array, inputs: Inputs, policy: Policy | None) -> jax.Array:
-        def block(x: jax.Array, layer: tuple[jax.Array | int, Leaves]) -> tuple[jax.Array, None]:
-            index, layer_leaves = layer
-            return self._part("layers", layer_leaves, fetch)(x, inputs, index)[0], None
-
-        if policy is not None:
-            block = jax.checkpoint(block, policy=policy, prevent_cse=not self.config.scan_layers)
-        stack = {name: leaf for name, leaf in leaves.items() if name.startswith(STACK)}
-        if self.config.scan_layers:
-            return jax.lax.scan(block, x, (jnp.arange(self.config.layers), stack))[0]
-        arrays, tree = jax.tree.flatten(stack)
-        for index, layer in enumerate(zip(*map(_unstack, arrays), strict=True)):
-            x, _ = block(x, (index, jax.tree.unflatten(tree, layer)))
-        return x
-
     def _output_table(self, head: Head, leaves: Leaves, fetch: Fetch) -> jax.Array:
         return fetch(TOKEN_TABLE, leaves[TOKEN_TABLE]) if self.config.tied else head.weight[...]
 
@@ -173,18 +217,17 @@ class Decoder:
         table = fetch(TOKEN_TABLE, leaves[TOKEN_TABLE])
         return lambda name, leaf: table if name == TOKEN_TABLE else fetch(name, leaf)
 
-    def _inputs(self, batch: Batch, dropout_key: jax.Array | None) -> Inputs:
-        return Inputs(
-            split=True,
-            positions=batch.positions,
-            segments=batch.segments,
-            rope=self._rope(batch.positions),
-            dropout_key=dropout_key if self.config.dropout else None,
-            samples=batch.samples,
-        )
-
     def _rope(self, positions_BS: jax.Array) -> tuple[jax.Array, jax.Array] | None:
         return rope.angles(self.config, positions_BS) if self.config.positions == "rope" else None
+
+
+def _unless_missing(block: BlockStep) -> BlockStep:
+    """`block`, that hands on what it is given where it has the number -1."""
+
+    def run(x: jax.Array, layer: Layer) -> tuple[jax.Array, Cache | None]:
+        return branch(LAYER, layer[0] >= 0, block, lambda x, layer: (x, layer[2]), x, layer)
+
+    return run
 
 
 @jax.custom_vjp

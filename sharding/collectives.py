@@ -31,7 +31,15 @@ def axis_index(axis: str) -> jax.Array | int:
     return lax.axis_index(axis) if live([axis]) else 0
 
 
-def varying_axes(x: jax.Array) -> frozenset[str]:
+def place(axes: Sequence[str]) -> jax.Array | int:
+    """This device's place along `axes` together, the first the slowest."""
+    index: jax.Array | int = 0
+    for axis in axes:
+        index = index * axis_size(axis) + axis_index(axis)
+    return index
+
+
+def varying_axes(x: jax.Array | jax.ShapeDtypeStruct) -> frozenset[str]:
     """The axes over which devices may hold different values of `x`, by its type."""
     return jax.typeof(x).mat.varying
 
@@ -62,6 +70,13 @@ def scatter_sum(x: jax.Array, axes: Sequence[str], dim: int) -> jax.Array:
     if not (axes := live(axes)):
         return x
     return lax.psum_scatter(_distinct(x, axes), axes, scatter_dimension=dim, tiled=True)
+
+
+def shift(x: jax.Array, axis: str, by: int, around: bool) -> jax.Array:
+    """What the device `by` places before this one along `axis` holds; zeros where there is none and not `around`."""
+    size = axis_size(axis)
+    pairs = [(i, (i + by) % size) for i in range(size) if around or 0 <= i + by < size]
+    return lax.ppermute(x, axis, pairs)
 
 
 def _distinct(x: jax.Array, axes: Sequence[str]) -> jax.Array:

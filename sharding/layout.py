@@ -17,16 +17,16 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-# logical axis -> the mesh axis that its dim is cut over. One table for every model.
-RULES: dict[str, str | None] = {
-    "layers": None,
-    "vocab": "tensor",
-    "heads": "tensor",
-    "kv_heads": "tensor",
-    "ffn": "tensor",
-    "embed": None,
-    "head_dim": None,
-    "positions": None,
+# logical axis -> the mesh axes that its dim is cut over. One table for every model.
+RULES: dict[str, tuple[str, ...]] = {
+    "layers": ("pipeline",),
+    "vocab": ("pipeline", "tensor"),
+    "heads": ("tensor",),
+    "kv_heads": ("tensor",),
+    "ffn": ("tensor",),
+    "embed": (),
+    "head_dim": (),
+    "positions": (),
 }
 # Where the axis has more devices than the dim has entries, these stay whole on each (and the layer picks its own);
 # every other dim is padded to divide.
@@ -35,18 +35,22 @@ WHOLE_IF_FEWER = ("kv_heads",)
 
 @dataclass(frozen=True)
 class Dim:
-    """One dim: `size` logical entries in `model_shards` blocks, each in `zero_shards` shards."""
+    """One dim: `size` logical entries in `model_shards` blocks, each in `zero_shards` shards.
+
+    `order`, where the entries do not stand in their own order, is the logical index of every stored entry; -1: padding.
+    """
 
     size: int
     model_axes: tuple[str, ...] = ()
     model_shards: int = 1
     zero_axes: tuple[str, ...] = ()
     zero_shards: int = 1
+    order: tuple[int, ...] = ()
 
     @property
     def block(self) -> int:
         """Entries that one device computes with."""
-        return -(-self.size // self.model_shards)
+        return -(-(len(self.order) or self.size) // self.model_shards)
 
     @property
     def shard(self) -> int:
@@ -95,6 +99,11 @@ class Layout:
         return PartitionSpec(*(_entry(dim.axes) for dim in self.dims))
 
     @property
+    def is_logical(self) -> bool:
+        """The array at rest is the logical one, entry for entry."""
+        return self.stored_shape == self.shape and not any(dim.order for dim in self.dims)
+
+    @property
     def sharded_axes(self) -> tuple[str, ...]:
         """Every axis that some dim is cut over; the array is replicated over all others."""
         return tuple(axis for dim in self.dims for axis in dim.axes)
@@ -117,7 +126,10 @@ class Layout:
     def store(self, x: jax.Array) -> jax.Array:
         """Logical array -> padded array at rest (global view)."""
         for i, dim in enumerate(self.dims):
-            if dim.stored != dim.size:
+            if dim.order:
+                # Past the end, and so filled: -1 would be the last entry.
+                x = jnp.take(x, jnp.asarray(dim.order) % (dim.size + 1), axis=i, mode="fill", fill_value=0)
+            elif dim.stored != dim.size:
                 x = _pad(x, i, dim.block * dim.model_shards)
                 x = x.reshape(*x.shape[:i], dim.model_shards, dim.block, *x.shape[i + 1 :])
                 x = _pad(x, i + 1, dim.shard * dim.zero_shards)
@@ -127,7 +139,9 @@ class Layout:
     def logical(self, x: jax.Array) -> jax.Array:
         """Padded array at rest -> logical array (global view). Undoes `store`."""
         for i, dim in enumerate(self.dims):
-            if dim.stored != dim.size:
+            if dim.order:
+                x = jnp.take(x, jnp.asarray([dim.order.index(entry) for entry in range(dim.size)]), axis=i)
+            elif dim.stored != dim.size:
                 x = x.reshape(*x.shape[:i], dim.model_shards, dim.shard * dim.zero_shards, *x.shape[i + 1 :])
                 x = jax.lax.slice_in_dim(x, 0, dim.block, axis=i + 1)
                 x = x.reshape(*x.shape[:i], dim.block * dim.model_shards, *x.shape[i + 2 :])
@@ -147,18 +161,22 @@ def plan(
     logical_axes: Sequence[str],
     mesh: Mapping[str, int],
     *,
+    rules: Mapping[str, tuple[str, ...]] = RULES,
+    layer_order: Sequence[int] = (),
     zero_axes: Sequence[str] = (),
     persist_below: int = 0,
 ) -> Layout:
     """The layout of a parameter of logical `shape` on a mesh with these axis sizes.
 
-    `zero_axes` are the axes ZeRO shards over (none: stage 0). The dim it cuts is the one that needs the least padding,
-    then one that the model axes leave whole, then the largest. Parameters with fewer than `persist_below` elements per
-    layer stay whole.
+    `layer_order` is the `Dim.order` of stacked layers, if they are not just as they come. `zero_axes` are the axes ZeRO
+    shards over (none: stage 0). The dim it cuts is the one that needs the least padding, then one that the model axes
+    leave whole, then the largest. Parameters with fewer than `persist_below` elements per layer stay whole.
     """
     assert len(shape) == len(logical_axes), f"{shape} has {len(shape)} dims, {logical_axes} names {len(logical_axes)}"
     stacked = logical_axes[0] == "layers"
-    dims = [_model_dim(size, name, mesh) for size, name in zip(shape, logical_axes, strict=True)]
+    dims = [_model_dim(size, name, mesh, rules) for size, name in zip(shape, logical_axes, strict=True)]
+    if stacked:
+        dims[0] = dataclasses.replace(dims[0], order=tuple(layer_order))
     zero_axes = tuple(axis for axis in zero_axes if mesh[axis] > 1)
     if zero_axes and math.prod(shape[stacked:]) >= persist_below:
         shards = math.prod(mesh[axis] for axis in zero_axes)
@@ -171,11 +189,12 @@ def plan(
     return Layout(tuple(dims), stacked)
 
 
-def _model_dim(size: int, name: str, mesh: Mapping[str, int]) -> Dim:
-    axis = RULES[name]
-    if axis is None or mesh[axis] == 1 or (name in WHOLE_IF_FEWER and size < mesh[axis]):
+def _model_dim(size: int, name: str, mesh: Mapping[str, int], rules: Mapping[str, tuple[str, ...]]) -> Dim:
+    axes = tuple(axis for axis in rules[name] if mesh.get(axis, 1) > 1)
+    shards = math.prod(mesh[axis] for axis in axes)
+    if name in WHOLE_IF_FEWER and size < shards:
         return Dim(size)
-    return Dim(size, (axis,), mesh[axis])
+    return Dim(size, axes, shards)
 
 
 def _entry(axes: tuple[str, ...]) -> str | tuple[str, ...] | None:

@@ -20,7 +20,7 @@ from pydantic.dataclasses import dataclass
 AXES = ("pipeline", "replica", "data", "expert", "context", "tensor")
 BATCH_AXES = ("replica", "data", "expert")  # the batch is split over these
 ZERO_AXES = ("data", "context")  # ZeRO shards over these
-UNSUPPORTED_AXES = ("pipeline", "expert", "context")  # named, but not yet brought to life
+UNSUPPORTED_AXES = ("expert", "context")  # named, but not yet brought to life
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
@@ -28,7 +28,7 @@ class MeshConfig:
     """How many devices stand along each axis; -1 (at most once) takes whatever is left."""
 
     pipeline: int = Field(default=1, ge=-1)
-    """Not supported yet: refused unless 1."""
+    """Stages, each with a part of the layers: [pipelines.md](pipelines.md)."""
     replica: int = Field(default=1, ge=-1)
     """Groups that hold the same state and take different sequences; ZeRO does not shard over it."""
     data: int = Field(default=1, ge=-1)
@@ -48,7 +48,9 @@ class MeshConfig:
                 raise ValueError(f"mesh.{axis} is 0; an axis has at least one device (1 switches it off)")
         for axis in UNSUPPORTED_AXES:
             if getattr(self, axis) != 1:
-                raise ValueError(f"mesh.{axis} is not supported yet; leave it out, and use data, tensor or replica")
+                raise ValueError(
+                    f"mesh.{axis} is not supported yet; leave it out, and use data, tensor, pipeline or replica"
+                )
         if sum(getattr(self, axis) == -1 for axis in AXES) > 1:
             raise ValueError("mesh: at most one axis can be -1 (whatever is left)")
 

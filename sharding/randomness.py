@@ -56,16 +56,12 @@ def keep_mask(key: jax.Array, samples_B: jax.Array, positions_s: jax.Array, feat
 
 def _logical_indices(dim: Dim) -> tuple[jax.Array, jax.Array]:
     """Of this device's entries along one dim: the logical index of each, and whether it is no padding."""
-    in_block = _place(dim.zero_axes) * dim.shard + jnp.arange(dim.shard)
-    index = _place(dim.model_axes) * dim.block + in_block
+    in_block = collectives.place(dim.zero_axes) * dim.shard + jnp.arange(dim.shard)
+    index = collectives.place(dim.model_axes) * dim.block + in_block
+    if dim.order:
+        index = jnp.asarray(dim.order, jnp.int32)[index]
+        return index, index >= 0
     return index, (in_block < dim.block) & (index < dim.size)
-
-
-def _place(axes: Sequence[str]) -> jax.Array | int:
-    place: jax.Array | int = 0
-    for axis in axes:
-        place = place * collectives.axis_size(axis) + collectives.axis_index(axis)
-    return place
 
 
 def _bits(key: jax.Array, indices: Sequence[jax.Array], layout: Layout) -> jax.Array:

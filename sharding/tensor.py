@@ -10,6 +10,8 @@ device's block), `G` key and value heads, `K` head dim.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -58,14 +60,17 @@ def own_kv_heads(x_DGK: jax.Array, query_heads: int, heads: int, kv_heads: int) 
     return jax.lax.dynamic_slice_in_dim(x_DGK, mine, 1, axis=-2)
 
 
-def embed(table_vD: jax.Array, tokens_BS: jax.Array, split: bool) -> jax.Array:
-    """Vocabulary-parallel lookup, [B, S] int32 -> [B, s, D]: each device adds the rows of its block of the table."""
-    if not collectives.live([AXIS]):
+def embed(table_vD: jax.Array, tokens_BS: jax.Array, split: bool, axes: Sequence[str] = (AXIS,)) -> jax.Array:
+    """Vocabulary-parallel lookup, [B, S] int32 -> [B, s, D]: each device adds the rows of its block of the table.
+
+    `axes`, here and below, are those that the vocabulary is cut over: `tensor`, and whatever else shares the table.
+    """
+    if not collectives.live(axes):
         return look_up(table_vD, tokens_BS)
-    local = tokens_BS - collectives.axis_index(AXIS) * table_vD.shape[0]
+    local = tokens_BS - collectives.place(axes) * table_vD.shape[0]
     mine = (local >= 0) & (local < table_vD.shape[0])
     rows = jnp.where(mine[..., None], look_up(table_vD, jnp.where(mine, local, 0)), 0)
-    return leave(rows, split)
+    return collectives.all_sum(leave(rows, split), [axis for axis in axes if axis != AXIS])
 
 
 def look_up(table_ND: jax.Array, indices: jax.Array) -> jax.Array:
@@ -94,59 +99,64 @@ def _look_up_backward(num_rows: int, indices: jax.Array, d_rows: jax.Array) -> t
 _look_up.defvjp(_look_up_forward, _look_up_backward)
 
 
-def logits(x_BSD: jax.Array, table_vD: jax.Array, vocab: int) -> jax.Array:
+def logits(x_BSD: jax.Array, table_vD: jax.Array, vocab: int, axes: Sequence[str] = (AXIS,)) -> jax.Array:
     """[B, S, D] -> float32 logits of this device's block, [B, S, v]; entries past `vocab` are padding, -inf."""
     block = jnp.einsum("bsd,vd->bsv", x_BSD, table_vD, preferred_element_type=jnp.float32)
-    padded = table_vD.shape[0] * collectives.axis_size(AXIS) != vocab
-    return jnp.where(_rows(table_vD) < vocab, block, -jnp.inf) if padded else block
+    padded = table_vD.shape[0] * math.prod(map(collectives.axis_size, axes)) != vocab
+    return jnp.where(_rows(table_vD, axes) < vocab, block, -jnp.inf) if padded else block
 
 
 def cross_entropy(
-    x_TD: jax.Array, table_vD: jax.Array, targets_T: jax.Array, weights_T: jax.Array, vocab: int
+    x_TD: jax.Array,
+    table_vD: jax.Array,
+    targets_T: jax.Array,
+    weights_T: jax.Array,
+    vocab: int,
+    axes: Sequence[str] = (AXIS,),
 ) -> jax.Array:
-    """Σ weight x -log softmax(x · tableᵀ)[target], float32 scalar, over a vocabulary cut over `tensor`.
+    """Σ weight x -log softmax(x · tableᵀ)[target], float32 scalar, over a vocabulary cut over `axes`.
 
     Works through the tokens in chunks and makes the gradients of `x` and `table` in the same pass, so that neither the
     full logits nor their gradient ever exist, and no logit is computed twice.
     """
-    return _cross_entropy(x_TD, table_vD, targets_T, weights_T, vocab)
+    return _cross_entropy(x_TD, table_vD, targets_T, weights_T, vocab, tuple(axes))
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4,))
+@partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def _cross_entropy(
-    x_TD: jax.Array, table_vD: jax.Array, targets_T: jax.Array, weights_T: jax.Array, vocab: int
+    x_TD: jax.Array, table_vD: jax.Array, targets_T: jax.Array, weights_T: jax.Array, vocab: int, axes: tuple[str, ...]
 ) -> jax.Array:
     def chunk(total: jax.Array, xs: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
         x, targets, weights = xs
-        return total + _chunk_loss(x, table_vD, targets, weights, vocab)[0], None
+        return total + _chunk_loss(x, table_vD, targets, weights, vocab, axes)[0], None
 
     chunks = _chunks(x_TD, targets_T, weights_T)
-    total, _ = jax.lax.scan(chunk, _like_loss(x_TD, weights_T), chunks)
+    total, _ = jax.lax.scan(chunk, _like_loss(x_TD, weights_T, axes), chunks)
     return total
 
 
 def _cross_entropy_forward(
-    x_TD: jax.Array, table_vD: jax.Array, targets_T: jax.Array, weights_T: jax.Array, vocab: int
+    x_TD: jax.Array, table_vD: jax.Array, targets_T: jax.Array, weights_T: jax.Array, vocab: int, axes: tuple[str, ...]
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     def chunk(carry: tuple[jax.Array, jax.Array], xs: tuple[jax.Array, ...]) -> tuple[Any, jax.Array]:
         total, d_table_Dv = carry
         x, targets, weights = xs
-        loss, exp_Tv, sum_T = _chunk_loss(x, table_vD, targets, weights, vocab)
-        hit_Tv = _rows(table_vD) == targets[:, None]
+        loss, exp_Tv, sum_T = _chunk_loss(x, table_vD, targets, weights, vocab, axes)
+        hit_Tv = _rows(table_vD, axes) == targets[:, None]
         d_logits = (exp_Tv * (weights / sum_T)[:, None] - jnp.where(hit_Tv, weights[:, None], 0)).astype(x.dtype)
         d_table_Dv += jnp.einsum("td,tv->dv", x, d_logits, preferred_element_type=jnp.float32)
         return (total + loss, d_table_Dv), jnp.einsum("tv,vd->td", d_logits, table_vD)
 
-    axes = collectives.varying_axes(x_TD) | collectives.varying_axes(table_vD)
-    zeros = collectives.varying(jnp.zeros(table_vD.shape[::-1], jnp.float32), tuple(axes))
+    varying = collectives.varying_axes(x_TD) | collectives.varying_axes(table_vD)
+    zeros = collectives.varying(jnp.zeros(table_vD.shape[::-1], jnp.float32), tuple(varying))
     chunks = _chunks(x_TD, targets_T, weights_T)
     # Accumulated as [D, v], which XLA's CPU backend multiplies 1.4 times as fast as [v, D].
-    (total, d_table_Dv), d_x = jax.lax.scan(chunk, (_like_loss(x_TD, weights_T), zeros), chunks)
+    (total, d_table_Dv), d_x = jax.lax.scan(chunk, (_like_loss(x_TD, weights_T, axes), zeros), chunks)
     return total, (d_x.reshape(-1, d_x.shape[-1])[: x_TD.shape[0]], d_table_Dv.T.astype(table_vD.dtype))
 
 
 def _cross_entropy_backward(
-    vocab: int, residuals: tuple[jax.Array, jax.Array], g: jax.Array
+    vocab: int, axes: tuple[str, ...], residuals: tuple[jax.Array, jax.Array], g: jax.Array
 ) -> tuple[jax.Array, jax.Array, None, None]:
     d_x, d_table = residuals
     return d_x * g.astype(d_x.dtype), d_table * g.astype(d_table.dtype), None, None
@@ -156,23 +166,23 @@ _cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)
 
 
 def _chunk_loss(
-    x_TD: jax.Array, table_vD: jax.Array, targets_T: jax.Array, weights_T: jax.Array, vocab: int
+    x_TD: jax.Array, table_vD: jax.Array, targets_T: jax.Array, weights_T: jax.Array, vocab: int, axes: tuple[str, ...]
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The chunk's loss, and what its probabilities are made of: exponentials [T, v] and their sums [T]."""
-    logits_Tv = logits(x_TD[None], table_vD, vocab)[0]
-    top_T = collectives.all_max(jnp.max(logits_Tv, axis=-1), [AXIS])
+    logits_Tv = logits(x_TD[None], table_vD, vocab, axes)[0]
+    top_T = collectives.all_max(jnp.max(logits_Tv, axis=-1), axes)
     exp_Tv = jnp.exp(logits_Tv - top_T[:, None])
-    sum_T = collectives.all_sum(jnp.sum(exp_Tv, axis=-1), [AXIS])
-    place_T = targets_T - _rows(table_vD)[0]
+    sum_T = collectives.all_sum(jnp.sum(exp_Tv, axis=-1), axes)
+    place_T = targets_T - _rows(table_vD, axes)[0]
     mine_T = (place_T >= 0) & (place_T < table_vD.shape[0])
     logit_T = jnp.take_along_axis(logits_Tv, jnp.where(mine_T, place_T, 0)[:, None], axis=-1)[:, 0]
-    target_T = collectives.all_sum(jnp.where(mine_T, logit_T - top_T, 0), [AXIS])
+    target_T = collectives.all_sum(jnp.where(mine_T, logit_T - top_T, 0), axes)
     return jnp.sum(weights_T * (jnp.log(sum_T) - target_T)), exp_Tv, sum_T
 
 
-def _rows(table_vD: jax.Array) -> jax.Array:
+def _rows(table_vD: jax.Array, axes: Sequence[str]) -> jax.Array:
     """The vocabulary entries of this device's block."""
-    return jnp.arange(table_vD.shape[0]) + collectives.axis_index(AXIS) * table_vD.shape[0]
+    return jnp.arange(table_vD.shape[0]) + collectives.place(axes) * table_vD.shape[0]
 
 
 def _chunks(*arrays: jax.Array) -> tuple[jax.Array, ...]:
@@ -187,7 +197,7 @@ def _fill(x: jax.Array, size: int) -> jax.Array:
     return jnp.pad(x, [(0, size - x.shape[0])] + [(0, 0)] * (x.ndim - 1))
 
 
-def _like_loss(x_TD: jax.Array, weights_T: jax.Array) -> jax.Array:
-    """A zero with the type of the loss: it varies over the batch's axes, and not over `tensor`."""
-    axes = (collectives.varying_axes(x_TD) | collectives.varying_axes(weights_T)) - {AXIS}
-    return collectives.varying(jnp.zeros((), jnp.float32), tuple(axes))
+def _like_loss(x_TD: jax.Array, weights_T: jax.Array, axes: Sequence[str]) -> jax.Array:
+    """A zero with the type of the loss: it varies over the batch's axes, and not over the vocabulary's."""
+    varying = (collectives.varying_axes(x_TD) | collectives.varying_axes(weights_T)) - {*axes}
+    return collectives.varying(jnp.zeros((), jnp.float32), tuple(varying))

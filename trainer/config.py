@@ -15,6 +15,7 @@ from pydantic.dataclasses import dataclass
 
 from models.config import ModelConfig
 from sharding.mesh import MeshConfig
+from sharding.pipeline.config import PipelineConfig
 from sharding.zero import ZeroConfig
 from trainer import config_checks, config_presets, config_yaml
 from trainer.config_errors import build
@@ -37,6 +38,7 @@ class Config:
 
     model: ModelConfig = ModelConfig()
     mesh: MeshConfig = MeshConfig()
+    pipeline: PipelineConfig = PipelineConfig()
     zero: ZeroConfig = ZeroConfig()
     batch: BatchConfig = BatchConfig()
     precision: PrecisionConfig = PrecisionConfig()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sharding.mesh import BATCH_AXES
 from trainer.config_yaml import KeyPath
+from trainer.pipeline import make_schedule, make_stages
 
 if TYPE_CHECKING:
     from trainer.config import Config
@@ -63,8 +64,11 @@ def contradictions(config: Config) -> Iterator[str]:
     except ValueError as error:
         yield str(error)
         return
-    yield from _batch(config, mesh.sizes)
     yield from _sequence(config)
+    if problems := [*_batch(config, mesh.sizes)]:
+        yield from problems
+    else:
+        yield from _pipeline(config, mesh.sizes)
     if mesh.tensor > 1:
         yield from _tensor(config, mesh.tensor)
     yield from _schedule(config)
@@ -87,6 +91,23 @@ def _sequence(config: Config) -> Iterator[str]:
         yield (
             f"batch.sequence={sequence} is longer than model.context={context}; use batch.sequence={context}, or a "
             "larger model.context"
+        )
+
+
+def _pipeline(config: Config, mesh: dict[str, int]) -> Iterator[str]:
+    if mesh["pipeline"] in (1, -1):
+        return
+    try:
+        stages = make_stages(config, mesh)
+        if all(mesh[axis] > 0 for axis in BATCH_AXES):
+            make_schedule(config, mesh)
+    except ValueError as error:
+        yield str(error)
+        return
+    if config.pipeline.keep == "inputs" and config.recompute.policy == "full" and stages.depth == 1:
+        yield (
+            "pipeline.keep=inputs runs a stage of one layer again for its backward pass, and recompute=full would run "
+            "that layer once more and save nothing; leave one of them out"
         )
 
 

@@ -28,6 +28,7 @@ KINDS: dict[Any, str] = {
     bool: "true or false",
     str: "text",
     list: "a list",
+    tuple: "a list",
     dict: "a mapping",
     types.NoneType: "null",
 }

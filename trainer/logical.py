@@ -69,7 +69,7 @@ def _view(program: Program) -> _View:
         )
         for name, layout in layouts.items()
     }
-    padded = [name for name, layout in layouts.items() if layout.stored_shape != layout.shape]
+    padded = [name for name, layout in layouts.items() if not layout.is_logical]
 
     @partial(jax.jit, out_shardings=_shardings(abstract))
     def unpad(arrays: Arrays) -> Arrays:

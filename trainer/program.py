@@ -18,13 +18,15 @@ from models.decoder import Decoder
 from models.inputs import Batch
 from models.recompute import block_policy
 from sharding import collectives, randomness
-from sharding.layout import Layout, plan
+from sharding.layout import RULES, Layout, plan
 from sharding.mesh import BATCH_AXES, ZERO_AXES
+from sharding.pipeline.executor import Pipeline
 from sharding.zero import FETCHED, Zero
 from trainer import loss_scale
 from trainer.config import Config
 from trainer.generate import generator
 from trainer.optimizer import make_optimizer
+from trainer.pipeline import make_pipeline, make_stages, vocab_axes
 from trainer.schedules import learning_rate
 from trainer.step import Metrics, TrainState, TrainStep
 
@@ -33,13 +35,15 @@ Tree = Any  # of PartitionSpecs or of shapes, in the form of a TrainState, Batch
 
 def plan_layouts(config: Config, mesh: dict[str, int]) -> dict[str, Layout]:
     """The layout of every parameter on a mesh with these axis sizes. Pure arithmetic: no devices."""
-    zero_axes = ZERO_AXES if config.zero.stage else ()
+    stages = make_stages(config, mesh)
     return {
         name: plan(
             declaration.shape,
             declaration.axes,
             mesh,
-            zero_axes=zero_axes,
+            rules=RULES | {"vocab": vocab_axes(config)},
+            layer_order=stages.order,
+            zero_axes=ZERO_AXES if config.zero.stage else (),
             persist_below=config.zero.persist_below,
         )
         for name, declaration in Decoder(config.model).declarations.items()
@@ -52,8 +56,9 @@ class Program:
     def __init__(self, config: Config, mesh: Mesh) -> None:
         self.config = config
         self.mesh = mesh
-        self.model = Decoder(config.model)
+        self.model = Decoder(config.model, vocab_axes(config))
         self.layouts = plan_layouts(config, dict(mesh.shape))
+        self.stages = make_stages(config, dict(mesh.shape))
         self.zero = Zero(config.zero.stage, jnp.dtype(config.precision.compute), jnp.dtype(config.precision.reduce))
         decays = {name: declaration.decays for name, declaration in self.model.declarations.items()}
         self.optimizer = make_optimizer(config.optimizer, decays)
@@ -66,6 +71,11 @@ class Program:
     @property
     def accumulation(self) -> int:
         return self.config.batch.accumulation(self.num_groups)
+
+    @cached_property
+    def pipeline(self) -> Pipeline | None:
+        """What runs the layers of several stages; None where one device holds them all."""
+        return make_pipeline(self.config, dict(self.mesh.shape))
 
     @cached_property
     def state_specs(self) -> Tree:
@@ -125,6 +135,7 @@ class Program:
             clip=config.optimizer.clip,
             loss_scale=config.precision.loss_scale if half else None,
             seed=config.seed,
+            pipeline=self.pipeline,
         )
 
     def abstract_state(self) -> Tree:

@@ -31,7 +31,8 @@ from trainer.data.prepare import require_room_for_bytes
 from trainer.metrics import model_flops_per_token
 from trainer.optimizer import RULES
 from trainer.program import plan_layouts
-from trainer.wire import Transfer, scan_carry, trace_step, used, wire, within
+from trainer.trace import scan_carry, trace_step, used, within
+from trainer.wire import Transfer, busiest
 
 Spec = list[str | list[str] | None]
 
@@ -142,8 +143,8 @@ def describe(config: Config) -> Description:
     groups = math.prod(sizes[axis] for axis in BATCH_AXES)
     accumulation = config.batch.accumulation(groups)
     held = parameters(config)
-    step = trace_step(_scanned(config))
-    activations = list(_activations(step, config.model.layers))
+    trace = trace_step(_scanned(config))
+    activations = list(_activations(trace.program, config.model.layers))
     return Description(
         config=_written_out(config).to_dict(),
         mesh=sizes,
@@ -163,7 +164,7 @@ def describe(config: Config) -> Description:
             gathered=_gathered(config),
             activations=config.model.layers * sum(activation.bytes for activation in activations),
         ),
-        wire=wire(step),
+        wire=busiest(trace),
     )
 
 

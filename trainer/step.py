@@ -14,11 +14,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from models.decoder import Decoder, Policy
+from models.decoder import STACK, Decoder, Policy
 from models.inputs import Batch
 from sharding import collectives
 from sharding.layout import Layout
 from sharding.mesh import BATCH_AXES
+from sharding.pipeline.executor import Parts, Pipeline
 from sharding.zero import Zero
 from trainer import loss_scale
 from trainer.optimizer import global_norm
@@ -63,6 +64,7 @@ class TrainStep:
     clip: float | None
     loss_scale: LossScaleConfig | None
     seed: int
+    pipeline: Pipeline | None
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         tokens = collectives.all_sum(jnp.sum(batch.weights), BATCH_AXES)
@@ -94,11 +96,12 @@ class TrainStep:
 
     def evaluate(self, parameters: Arrays, batch: Batch) -> tuple[jax.Array, jax.Array]:
         """(Σ weight x token loss, Σ weight) over the global batch: the training model's forward pass, no dropout."""
-        leaves = self.open(parameters)
-        losses = jax.lax.map(
-            lambda micro: self.model.loss(leaves, self.fetch, micro, None, None), self._micro_batches(batch)
-        )
-        sums = jnp.stack([jnp.sum(losses), jnp.sum(batch.weights)])
+        leaves, batches = self.open(parameters), self._micro_batches(batch)
+        if self.pipeline is not None:
+            total = self.pipeline.loss(self._parts(self.pipeline, None), leaves, batches)
+        else:
+            total = jnp.sum(jax.lax.map(lambda one: self.model.loss(leaves, self.fetch, one, None, None), batches))
+        sums = jnp.stack([total, jnp.sum(batch.weights)])
         loss, tokens = collectives.all_sum(sums, BATCH_AXES)
         return loss, tokens
 
@@ -115,9 +118,24 @@ class TrainStep:
         """[B, ...] -> [accumulation, micro, ...]"""
         return jax.tree.map(lambda x: x.reshape(-1, self.micro_batch, *x.shape[1:]), batch)
 
+    def _parts(self, pipeline: Pipeline, key: jax.Array | None) -> Parts:
+        """The model as stages run it."""
+        model, fetch, missing = self.model, self.fetch, pipeline.stages.missing
+        return Parts(
+            embed=lambda leaves, batch: model.embed(leaves, fetch, batch.tokens, model.inputs(batch, key)),
+            blocks=lambda leaves, x, batch, numbers: model.blocks(
+                leaves, fetch, x, model.inputs(batch, key), numbers, self.policy, missing=missing
+            )[0],
+            head=lambda leaves, x, batch: model.head_loss(leaves, fetch, x, batch),
+            stack=STACK,
+        )
+
     def _loss_and_gradients(self, masters: Arrays, batch: Batch, key: jax.Array) -> tuple[jax.Array, Arrays]:
         """This device's share of the loss, and of each gradient: float32, summed over its micro-batches."""
         opened = self.open(masters)
+        if self.pipeline is not None:
+            parts = self._parts(self.pipeline, key)
+            return self.pipeline.loss_and_gradients(parts, opened, self._micro_batches(batch))
         learned = {name: leaf for name, (leaf, _) in opened.items()}
 
         def micro_loss(learned: Arrays, batch: Batch) -> jax.Array:

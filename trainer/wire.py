@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
+from types import MappingProxyType
 from typing import Any, Literal
 
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
-from jax.interpreters.partial_eval import dce_jaxpr
-from jax.sharding import AbstractMesh
+from jax.extend.core import ClosedJaxpr, JaxprEqn
 
-from sharding.mesh import AXES
-from trainer.config import Config
-from trainer.program import Program
+from trainer.trace import Trace, visits
 
-Kind = Literal["all_gather", "reduce_scatter", "all_reduce"]
+Kind = Literal["all_gather", "reduce_scatter", "all_reduce", "permute"]
 
 # JAX's name -> ours, and which of its arrays is the payload.
 COLLECTIVES: dict[str, tuple[Kind, Literal["operand", "result"]]] = {
@@ -32,9 +30,11 @@ COLLECTIVES: dict[str, tuple[Kind, Literal["operand", "result"]]] = {
     "psum_invariant": ("all_reduce", "operand"),
     "pmax": ("all_reduce", "operand"),
     "pmin": ("all_reduce", "operand"),
+    "ppermute": ("permute", "operand"),
 }
 # These name mesh axes and send nothing.
 SILENT = ("pvary", "axis_index", "shard_map")
+NO_SHARES: Mapping[str, Fraction] = MappingProxyType({})
 
 
 @dataclass(frozen=True, order=True)
@@ -42,7 +42,7 @@ class Transfer:
     """One collective that every device takes part in, `count` times a step.
 
     `elements` is the payload, per device and time: the whole gathered array of an all-gather, the whole array before
-    a reduce-scatter, the array of an all-reduce.
+    a reduce-scatter, the array of an all-reduce, what goes to a neighbour in a permute.
     """
 
     kind: Kind
@@ -61,81 +61,49 @@ class Transfer:
     @property
     def link_bytes(self) -> float:
         """Bytes a step that each device sends around a ring: an all-reduce is a reduce-scatter and an all-gather."""
+        if self.kind == "permute":
+            return self.payload
         rounds = 2 if self.kind == "all_reduce" else 1
         return rounds * self.payload * (self.devices - 1) / self.devices
 
 
-def trace_step(config: Config) -> ClosedJaxpr:
-    """The train step of a config, no mesh axis of which is -1, on as many devices as it asks for. None is needed."""
-    mesh: Any = AbstractMesh(tuple(config.mesh.sizes.values()), AXES)
-    program = Program(config, mesh)
-    step: Any = program.step
-    return step.trace(program.abstract_state(), program.abstract_batch()).jaxpr
+def wire(program: ClosedJaxpr, shares: Mapping[str, Fraction] = NO_SHARES) -> list[Transfer]:
+    """Everything one run of `program` exchanges on a device, equal collectives counted together, in order.
 
-
-def wire(program: ClosedJaxpr) -> list[Transfer]:
-    """Everything one run of `program` exchanges, equal collectives counted together, in order.
-
-    What the program computes and never uses is left out, as the compiler does.
+    What the program computes and never uses is left out, as the compiler does. `shares` are those of the device's
+    pipeline stage (`trainer.trace.Trace`).
 
     Raises:
         NotImplementedError: a collective that has no rule here, or whose number is known only when the program runs.
     """
     counts: Counter[Transfer] = Counter()
-    for transfer, times in _walk(used(program), {}):
-        counts[transfer] += times
-    return sorted(Transfer(t.kind, t.axes, t.devices, t.dtype, t.elements, count) for t, count in counts.items())
+    for equation, sizes, times in visits(program, shares):
+        for transfer in _transfers(equation, sizes):
+            if times is None:
+                raise NotImplementedError(f"{transfer.kind} in a branch or loop: how often is known only when it runs")
+            counts[transfer] += times
+    assert all(times.denominator == 1 for times in map(Fraction, counts.values())), "a share of what is never taken"
+    return sorted(
+        Transfer(t.kind, t.axes, t.devices, t.dtype, t.elements, int(count)) for t, count in counts.items() if count
+    )
 
 
-def used(program: ClosedJaxpr) -> Jaxpr:
-    """The part of a program that its results depend on."""
-    return dce_jaxpr(program.jaxpr, [True] * len(program.jaxpr.outvars))[0]
-
-
-def within(equation: JaxprEqn) -> Iterator[Jaxpr]:
-    """The programs inside of an equation: bodies of loops and branches, calls, recomputed and manual regions."""
-    for value in equation.params.values():
-        for item in value if isinstance(value, tuple) else (value,):
-            if isinstance(item, ClosedJaxpr):
-                yield item.jaxpr
-            elif isinstance(item, Jaxpr):
-                yield item
-
-
-def scan_carry(equation: JaxprEqn) -> tuple[int, int]:
-    """Of a scan's inputs: how many come before the carry, and how many are the carry.
-
-    Told by the shapes, as releases of JAX name it differently: what is scanned over has one dim less inside.
-    """
-    body = equation.params["jaxpr"].jaxpr
-
-    def num_alike(outside: Sequence[Any], inside: Sequence[Any]) -> int:
-        return sum(a.aval.ndim == b.aval.ndim for a, b in zip(outside, inside, strict=True))
-
-    carry = num_alike(equation.outvars, body.outvars)
-    return num_alike(equation.invars, body.invars) - carry, carry
-
-
-def _walk(jaxpr: Jaxpr, sizes: Mapping[str, int]) -> Iterator[tuple[Transfer, int]]:
-    """(one collective, how often it runs), `sizes` being those of the mesh axes around `jaxpr`."""
-    for equation in jaxpr.eqns:
-        name, params = equation.primitive.name, equation.params
-        if name in COLLECTIVES:
-            yield from ((transfer, 1) for transfer in _transfers(equation, sizes))
-        elif name not in SILENT and (axes := _axes(params)):
-            raise NotImplementedError(f"no rule for what {name} over {axes} sends")
-        inner_sizes = dict(params["mesh"].shape) if name == "shard_map" else sizes
-        for inner in within(equation):
-            for transfer, times in _walk(inner, inner_sizes):
-                if name in ("cond", "while"):
-                    raise NotImplementedError(f"{transfer.kind} inside of {name}: how often is known only when it runs")
-                yield transfer, times * (params["length"] if name == "scan" else 1)
+def busiest(trace: Trace) -> list[Transfer]:
+    """What a device sends in a step, on the pipeline stage that sends most (one stage there is, without pipelines)."""
+    return max(
+        (wire(trace.program, shares) for shares in trace.shares), key=lambda sent: sum(t.link_bytes for t in sent)
+    )
 
 
 def _transfers(equation: JaxprEqn, sizes: Mapping[str, int]) -> Iterator[Transfer]:
-    kind, payload = COLLECTIVES[equation.primitive.name]
+    """What an equation itself sends."""
+    name, axes = equation.primitive.name, _axes(equation.params)
+    if name not in COLLECTIVES:
+        if axes and name not in SILENT:
+            raise NotImplementedError(f"no rule for what {name} over {axes} sends")
+        return
+    kind, payload = COLLECTIVES[name]
     assert equation.params.get("axis_index_groups") is None, "groups within an axis are not a mesh's"
-    axes = _axes(equation.params)
     devices = math.prod(sizes[axis] for axis in axes)
     for variable in equation.outvars if payload == "result" else equation.invars:
         array: Any = variable.aval

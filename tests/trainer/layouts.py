@@ -35,6 +35,11 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama-tied": _LLAMA | {"layers": 3, "kv_heads": 1, "tied": True, "window": 5, "soft_cap": 4.0},
     "gpt2": _GPT2,
     "gpt2-untied": _GPT2 | {"tied": False, "ffn": 44},
+    # For pipelines: layers enough for several stages, and numbers of them that do not divide.
+    "llama-deep": _LLAMA | {"layers": 8},
+    "llama-tied-deep": _LLAMA | {"layers": 5, "kv_heads": 1, "tied": True, "window": 5, "soft_cap": 4.0},
+    "gpt2-deep": _GPT2 | {"layers": 4},
+    "bloom-deep": _GPT2 | {"layers": 7, "heads": 12, "positions": "alibi", "embedding_norm": True},
     # 12 heads are no power of two, so some of ALiBi's slopes come from between.
     "bloom": _GPT2 | {"heads": 12, "positions": "alibi", "embedding_norm": True},
 }
@@ -75,10 +80,16 @@ class Row:
     recompute: str = "none"
     scan: bool = True
     persist_below: int = 0
+    pipeline: int = 1
+    schedule: str = "1f1b"
+    virtual: int = 1
+    layers: tuple[int, ...] | None = None
+    keep: str = "residuals"
+    head: str = "spread"
 
     @property
     def num_devices(self) -> int:
-        return self.data * self.tensor * self.replica
+        return self.pipeline * self.data * self.tensor * self.replica
 
     @property
     def config(self) -> Config:
@@ -87,7 +98,13 @@ class Row:
         return Config.from_dict(
             {
                 "model": model,
-                "mesh": {"data": self.data, "tensor": self.tensor, "replica": self.replica},
+                "mesh": {
+                    "pipeline": self.pipeline,
+                    "data": self.data,
+                    "tensor": self.tensor,
+                    "replica": self.replica,
+                },
+                **({"pipeline": self._pipeline} if self.pipeline > 1 else {}),
                 "zero": {"stage": self.zero} | ({"persist_below": self.persist_below} if self.persist_below else {}),
                 "batch": {"global": GLOBAL, "micro": micro, "sequence": SEQUENCE},
                 "recompute": self.recompute,
@@ -97,9 +114,17 @@ class Row:
             }
         )
 
+    @property
+    def _pipeline(self) -> dict[str, Any]:
+        layers = {} if self.layers is None else {"layers": list(self.layers)}
+        names = "schedule", "keep", "head"
+        return {name: getattr(self, name) for name in names} | {"virtual_stages": self.virtual} | layers
+
     def __str__(self) -> str:
         parts = [str(self.task), f"zero{self.zero}"]
-        parts += [f"{axis}{size}" for axis in ("replica", "data", "tensor") if (size := getattr(self, axis)) > 1]
+        parts += [
+            f"{axis}{size}" for axis in ("pipeline", "replica", "data", "tensor") if (size := getattr(self, axis)) > 1
+        ]
         parts += [f"accumulate{self.accumulation}"] if self.accumulation > 1 else []
         parts += [self.recompute] if self.recompute != "none" else []
         parts += [] if self.scan else ["unrolled"]

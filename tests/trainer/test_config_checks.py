@@ -59,7 +59,7 @@ REFUSED = {
         {"train.steps": 12, "train.profile": {}},
         "train.profile.start=10 + train.profile.steps=3 is more than train.steps=12; use a start of at most 9",
     ),
-    "an axis that is not there yet": ({"mesh.pipeline": 2}, "mesh.pipeline is not supported yet; leave it out"),
+    "an axis that is not there yet": ({"mesh.expert": 2}, "mesh.expert is not supported yet; leave it out"),
     "two axes that take the rest": (
         {"mesh.data": -1, "mesh.tensor": -1},
         "mesh: at most one axis can be -1",

@@ -62,7 +62,7 @@ WRONG = {
     "a misspelt section": ("meshh: {data: 2}", ["x.yaml:1: meshh: unknown key; did you mean mesh? (keys here: "]),
     "a key in the wrong section": (
         "seed: 0\nlayers: 12\n",
-        ["x.yaml:2: layers: unknown key; did you mean model.layers? (keys here: model, mesh, "],
+        ["x.yaml:2: layers: unknown key; did you mean model.layers or pipeline.layers? (keys here: "],
     ),
     "a key like no other": ("train: {zzz: 1}", ["x.yaml:1: train.zzz: unknown key (keys here: steps, "]),
     "the name of a field that has another in files": (

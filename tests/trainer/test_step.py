@@ -20,7 +20,7 @@ from trainer.config import Config
 from trainer.program import Program
 from trainer.schedules import learning_rate
 from trainer.step import Metrics, TrainState
-from trainer.wire import scan_carry
+from trainer.trace import scan_carry
 
 TEXT = batches("packed")
 ADAMW = Task("llama", "packed", "adamw")

@@ -19,7 +19,8 @@ from benchmarks.wire import CASES, COMPUTE, DATA, REDUCE, TENSOR, Case, counted,
 from sharding.mesh import make_mesh
 from trainer.config import Config
 from trainer.program import Program, plan_layouts
-from trainer.wire import Transfer, scan_carry, trace_step, wire
+from trainer.trace import scan_carry, trace_step
+from trainer.wire import Transfer, wire
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -31,7 +32,9 @@ def test_a_step_sends_what_is_promised(case: Case) -> None:
 
 def test_a_block_sends_two_and_two_forward_and_the_same_backward() -> None:
     x = 2 * 48 * 64  # sequences x tokens x hidden
-    found = {(t.kind, t.axes, t.elements): t.count for t in wire(trace_step(Case(1, 1, 2, recompute="none").config))}
+    found = {
+        (t.kind, t.axes, t.elements): t.count for t in wire(trace_step(Case(1, 1, 2, recompute="none").config).program)
+    }
     assert found["all_gather", TENSOR, x] == 3 * (2 + 2) + 2  # the embedding's backward pass, and the head's forward
     assert found["reduce_scatter", TENSOR, x] == 3 * (2 + 2) + 2  # the other way round
 
@@ -44,11 +47,11 @@ def test_weights_travel_in_compute_and_gradients_in_reduce() -> None:
 
 
 def _dtypes(config: Config) -> set[tuple[str, str]]:
-    return {(t.kind, t.dtype) for t in wire(trace_step(config)) if t.axes == DATA and t.elements > 1}
+    return {(t.kind, t.dtype) for t in wire(trace_step(config).program) if t.axes == DATA and t.elements > 1}
 
 
 def test_a_step_agrees_on_four_scalars() -> None:
-    scalars = [t for t in wire(trace_step(Case(1, 4, 2).config)) if t.elements == 1]
+    scalars = [t for t in wire(trace_step(Case(1, 4, 2).config).program) if t.elements == 1]
     # Counted tokens, loss, and the norm: of what is sharded over data, and over data and tensor.
     assert {(t.kind, t.axes, t.dtype): t.count for t in scalars} == {
         ("all_reduce", ("data",), "float32"): 3,
@@ -60,7 +63,7 @@ def test_a_bias_is_gathered_once_at_stage_3() -> None:
     """Its gradient does not need its value. Sizes are those of the key's and the value's weights, and biases."""
     config = Case(3).config
     biased = dataclasses.replace(config, model=dataclasses.replace(config.model, bias=True))
-    found = {t.elements: t.count for t in wire(trace_step(biased)) if t.kind == "all_gather"}
+    found = {t.elements: t.count for t in wire(trace_step(biased).program) if t.kind == "all_gather"}
     assert found[64 * 2 * 16] == 2 * 3 * 2  # key and value, layers, forward and backward
     assert found[2 * 16] == 2 * 3
 
@@ -74,7 +77,7 @@ def test_unrolled_layers_send_the_same() -> None:
 def _totals(config: Config) -> Counter[tuple[str, int]]:
     """(kind, devices that exchange) -> payload elements a step."""
     totals: Counter[tuple[str, int]] = Counter()
-    for transfer in wire(trace_step(config)):
+    for transfer in wire(trace_step(config).program):
         totals[transfer.kind, transfer.devices] += transfer.count * transfer.elements
     return totals
 
@@ -85,7 +88,7 @@ def test_whole_weights_are_never_saved_for_the_backward_pass(stage: int, recompu
     config = Case(stage, 1, 2, recompute=recompute).config
     layouts = [layout for layout in plan_layouts(config, config.mesh.sizes).values() if layout.stacked]
     matrices = {math.prod(layout.layer.block_shape) for layout in layouts if len(layout.layer.dims) > 1}
-    saved = list(_saved_by_layer(trace_step(config), config.model.layers))
+    saved = list(_saved_by_layer(trace_step(config).program, config.model.layers))
     assert saved, "the forward pass saves at least the input of each layer"
     assert not [array for array in saved if math.prod(array.shape[1:]) in matrices]
 
@@ -209,10 +212,10 @@ def test_what_cannot_be_counted_is_refused() -> None:
     def while_loop(x: jax.Array) -> jax.Array:
         return jax.lax.while_loop(lambda y: jnp.sum(jax.lax.psum(y, "data")) < 9, lambda y: y + 1, x)
 
-    def permute(x: jax.Array) -> jax.Array:
-        return jax.lax.ppermute(x, "data", [(0, 1)])
+    def to_all(x: jax.Array) -> jax.Array:
+        return jax.lax.all_to_all(x, "data", 0, 0)
 
-    with pytest.raises(NotImplementedError, match="inside of while"):
+    with pytest.raises(NotImplementedError, match="all_reduce in a branch or loop"):
         wire(_manual(while_loop, (2,)))
-    with pytest.raises(NotImplementedError, match="no rule for what ppermute"):
-        wire(_manual(permute, (2,)))
+    with pytest.raises(NotImplementedError, match="no rule for what all_to_all"):
+        wire(_manual(to_all, (4,)))

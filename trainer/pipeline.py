@@ -1,0 +1,58 @@
+"""What the `pipeline` section of a config makes on a mesh: the split of the layers, the schedule, and who runs it.
+
+Plain arithmetic: no devices. Knows configs and `sharding.pipeline`, not the model or the step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sharding import tensor
+from sharding.layout import RULES
+from sharding.mesh import BATCH_AXES
+from sharding.pipeline import makers, schedule_file
+from sharding.pipeline.executor import AXIS, Pipeline
+from sharding.pipeline.schedule import Schedule
+from sharding.pipeline.stages import Stages, split_layers
+
+if TYPE_CHECKING:
+    from trainer.config import Config
+
+TABLE = ".csv"
+"""How the name of a schedule ends that is a file."""
+
+
+def make_pipeline(config: Config, mesh: Mapping[str, int]) -> Pipeline | None:
+    """What runs the layers of several stages, on a mesh with these axis sizes; None where one device holds them all.
+
+    Raises:
+        ValueError: the layers, or the micro-batches, cannot be placed on the stages.
+    """
+    if mesh[AXIS] == 1:
+        return None
+    return Pipeline(make_schedule(config, mesh), make_stages(config, mesh), config.pipeline.keep, config.pipeline.head)
+
+
+def make_schedule(config: Config, mesh: Mapping[str, int]) -> Schedule:
+    """The schedule by name or from a file, for as many micro-batches as the batch has on this mesh."""
+    name, stages, chunks = config.pipeline.schedule, mesh[AXIS], config.pipeline.virtual_stages
+    micro_batches = config.batch.accumulation(math.prod(mesh[axis] for axis in BATCH_AXES))
+    if Path(name).suffix == TABLE:
+        return schedule_file.read(name, stages, chunks, micro_batches)
+    return makers.make(name, stages, chunks, micro_batches)
+
+
+def make_stages(config: Config, mesh: Mapping[str, int]) -> Stages:
+    """The layers of each stage; all of them on the only one, if there are no more."""
+    if mesh[AXIS] == 1:
+        return Stages(1, (config.model.layers,))
+    pipeline = config.pipeline
+    return split_layers(config.model.layers, mesh[AXIS], pipeline.virtual_stages, pipeline.layers)
+
+
+def vocab_axes(config: Config) -> tuple[str, ...]:
+    """The mesh axes that embedding and head are cut over, by vocabulary."""
+    return RULES["vocab"] if config.pipeline.head == "spread" else (tensor.AXIS,)
