@@ -15,9 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from models.inputs import Cache
+from models.decoder import STACK, Leaves, Through
+from models.inputs import Cache, Inputs
 from sharding import collectives, tensor
 from sharding.mesh import AXES
+from sharding.pipeline.relay import relay
 from trainer.errors import ConfigError
 from trainer.step import Arrays
 
@@ -90,14 +92,16 @@ def generator(program: Program) -> Callable[..., tuple[jax.Array, jax.Array]]:
         config = program.config.model
         queries = program.layouts["layers.attention.query.weight"].block_shape[2]
         kv_heads = tensor.num_kv_heads(queries, config.heads, config.num_kv_heads)
-        shape = (config.layers, *tokens.shape, kv_heads, config.dim_per_head)
+        shape = (program.stages.num_layers_held, *tokens.shape, kv_heads, config.dim_per_head)
         empty = collectives.varying(jnp.zeros(shape, step.zero.compute), AXES)
+
+        through = _through_stages(program, leaves) if program.pipeline else None
 
         def decode(
             tokens: jax.Array, cache: Cache, offset: jax.Array | int, at: jax.Array | int
         ) -> tuple[jax.Array, Cache]:
-            logits, cache = program.model.decode(leaves, step.fetch, tokens, cache, offset, at)
-            return collectives.gather(logits, [tensor.AXIS], 1)[:, : config.vocab], cache
+            logits, cache = program.model.decode(leaves, step.fetch, tokens, cache, offset, at, through)
+            return collectives.gather(logits, program.model.vocab_axes, 1)[:, : config.vocab], cache
 
         def more(carry: Carry) -> jax.Array:
             tokens, at, _, _ = carry
@@ -117,6 +121,20 @@ def generator(program: Program) -> Callable[..., tuple[jax.Array, jax.Array]]:
     scalar = PartitionSpec()
     specs = (program.state_specs.parameters, *[scalar] * 4)
     return jax.jit(program.manual(generate, specs, (scalar, scalar)))
+
+
+def _through_stages(program: Program, leaves: Leaves) -> Through:
+    """What takes activations through the layers of all stages."""
+    stack = {name: leaf for name, leaf in leaves.items() if name.startswith(STACK)}
+    model, fetch, stages = program.model, program.train_step.fetch, program.stages
+
+    def through(x: jax.Array, inputs: Inputs, cache: Cache) -> tuple[jax.Array, Cache]:
+        def blocks(leaves: Leaves, numbers: jax.Array, x: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
+            return model.blocks(leaves, fetch, x, inputs, numbers, cache=cache, missing=stages.missing)
+
+        return relay(blocks, stages, stack, x, cache)
+
+    return through
 
 
 def _require(condition: bool, otherwise: str) -> None:

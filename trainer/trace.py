@@ -23,7 +23,7 @@ class Trace(NamedTuple):
     """One train step, and what its branches depend on."""
 
     program: ClosedJaxpr
-    shares: list[Mapping[str, Fraction]]
+    shares: Sequence[Mapping[str, Fraction]]
     """Of each pipeline stage: how often it takes a branch, by the name of the branch's program."""
 
 
@@ -78,7 +78,7 @@ def _visits(
 
 
 def _share(branch: Jaxpr, shares: Mapping[str, Fraction]) -> Fraction | None:
-    names = [equation.params.get("name") for equation in branch.eqns if equation.primitive.name in ("jit", "pjit")]
+    names = [str(equation.params["name"]) for equation in branch.eqns if equation.primitive.name in ("jit", "pjit")]
     return next((shares[name] for name in names if name in shares), None)
 
 

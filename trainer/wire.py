@@ -7,7 +7,7 @@ mesh, in seconds. Knows nothing of models, ZeRO or what a collective is for.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -76,13 +76,13 @@ def wire(program: ClosedJaxpr, shares: Mapping[str, Fraction] = NO_SHARES) -> li
     Raises:
         NotImplementedError: a collective that has no rule here, or whose number is known only when the program runs.
     """
-    counts: Counter[Transfer] = Counter()
+    counts: dict[Transfer, Fraction] = defaultdict(Fraction)
     for equation, sizes, times in visits(program, shares):
         for transfer in _transfers(equation, sizes):
             if times is None:
                 raise NotImplementedError(f"{transfer.kind} in a branch or loop: how often is known only when it runs")
             counts[transfer] += times
-    assert all(times.denominator == 1 for times in map(Fraction, counts.values())), "a share of what is never taken"
+    assert all(times.denominator == 1 for times in counts.values()), "part of a collective: some share is wrong"
     return sorted(
         Transfer(t.kind, t.axes, t.devices, t.dtype, t.elements, int(count)) for t, count in counts.items() if count
     )

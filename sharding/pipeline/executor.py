@@ -23,6 +23,7 @@ import numpy as np
 from sharding import collectives
 from sharding.mesh import AXES
 from sharding.pipeline.branch import LAYER, branch, unit_name
+from sharding.pipeline.chunks import add_chunk, take_chunk
 from sharding.pipeline.keep import Keeper, KeepInputs, KeepResiduals
 from sharding.pipeline.routes import Routes, route
 from sharding.pipeline.schedule import BACKWARD, CHUNK, FORWARD, MICRO_BATCH, SLOT, Phase, Schedule
@@ -185,7 +186,7 @@ class _Run:
     def chunk(self, unit: jax.Array) -> tuple[Arrays, Tree]:
         """(what is learned, what else is needed) of a unit, as `self.blocks` takes it."""
         chunk = jnp.maximum(unit[CHUNK], 0)
-        leaves = jax.tree.map(lambda x: _chunk_of(x, chunk, self.pipeline.stages.num_chunks), self.stack)
+        leaves = jax.tree.map(lambda x: take_chunk(x, chunk, self.pipeline.stages.num_chunks), self.stack)
         learned = {name: leaf for name, (leaf, _) in leaves.items()}
         gathered = {name: leaf for name, (_, leaf) in leaves.items()}
         return learned, (gathered, self.batch(unit[MICRO_BATCH]), self.numbers[chunk])
@@ -305,9 +306,9 @@ class _Run:
         kept = [_get(slots, row.backward[SLOT]) for slots in carry.kept]
         d_y = _get(inbox, row.cotangent_use)
         gradients, d_x = when("backward", self.keeper.backward, *self.chunk(row.backward), kept, d_y)
-        chunk, num_chunks = row.backward[CHUNK], self.pipeline.stages.num_chunks
+        chunk, num_chunks = jnp.maximum(row.backward[CHUNK], 0), self.pipeline.stages.num_chunks
         gradients = {
-            name: _add_chunk(carry.gradients[name], gradient, chunk, num_chunks) for name, gradient in gradients.items()
+            name: add_chunk(carry.gradients[name], gradient, chunk, num_chunks) for name, gradient in gradients.items()
         }
         return carry._replace(cotangent=d_x, cotangents=inbox, gradients=carry.gradients | gradients)
 
@@ -341,21 +342,3 @@ def _put(slots: jax.Array, new: jax.Array, slot: jax.Array) -> jax.Array:
 
 def _sum(totals: Arrays, new: Arrays) -> Arrays:
     return {name: totals[name] + gradient.astype(jnp.float32) for name, gradient in new.items()}
-
-
-def _add_chunk(total: jax.Array, new: jax.Array, chunk: jax.Array, num_chunks: int) -> jax.Array:
-    """`new` [depth, ...] added to one chunk of `total` [chunks x depth, ...]."""
-    new = new.astype(jnp.float32)
-    if num_chunks == 1:
-        return total + new
-    start = jnp.maximum(chunk, 0) * new.shape[0]
-    new += jax.lax.dynamic_slice_in_dim(total, start, new.shape[0])
-    return jax.lax.dynamic_update_slice_in_dim(total, new, start, 0)
-
-
-def _chunk_of(x: jax.Array, chunk: jax.Array, num_chunks: int) -> jax.Array:
-    """[chunks x depth, ...] -> [depth, ...]."""
-    if num_chunks == 1:
-        return x
-    depth = x.shape[0] // num_chunks
-    return jax.lax.dynamic_slice_in_dim(x, chunk * depth, depth)

@@ -31,6 +31,11 @@ class Stages:
         return max(self.num_layers)
 
     @property
+    def num_layers_held(self) -> int:
+        """Layers that each stage has room for."""
+        return self.num_chunks * self.depth
+
+    @property
     def numbers(self) -> np.ndarray:
         """int32 [stages, chunks, depth]: the number of each layer in the model; -1 where there is none."""
         first = np.cumsum([0, *self.num_layers[:-1]])
