@@ -23,7 +23,7 @@ from models.presets import PRESETS, num_parameters
 from models.recompute import RecomputePolicy
 from trainer.config import Config
 from trainer.config_errors import BOUNDS, KINDS, fields
-from trainer.show import describe
+from trainer.description import describe
 
 FOLDER = Path(__file__).parent
 BEGIN, END = "<!-- made by make_tables.py: begin -->\n", "<!-- end -->\n"

@@ -19,9 +19,10 @@ from models.presets import num_parameters
 from sharding.mesh import make_mesh
 from trainer.config import Config
 from trainer.data.prepare import prepare
+from trainer.description import Description, describe, parameters
 from trainer.errors import ConfigError
 from trainer.program import Program
-from trainer.show import Description, describe, parameters, show
+from trainer.show import show
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests/golden"
