@@ -145,6 +145,25 @@ def show(
 
 
 @app.command(cls=Command)
+def schedule(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="Write it too: a picture (.svg, .png), or its table (.csv)."),
+    ] = None,
+) -> None:
+    """Draw which stage does what when, and what it costs.
+
+    Example: meshwright schedule configs/bloom-176b.yaml pipeline.schedule=gpipe
+    """
+    loaded = _load(config, overrides)
+    from trainer.show_schedule import show_schedule
+
+    show_schedule(loaded, out)
+
+
+@app.command(cls=Command)
 def doctor() -> None:
     """Check that this machine can train, and say what is missing.
 

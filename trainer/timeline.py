@@ -7,17 +7,17 @@ Reads the table of a schedule, and nothing else: neither how it was made nor how
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from html import escape
-from importlib import import_module
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 from rich.console import Console
 from rich.text import Text
 
+from sharding.pipeline import schedule_file
 from sharding.pipeline.schedule import BACKWARD, IDLE, WHAT, Schedule
 from trainer.errors import ConfigError
+from trainer.picture import Area, Label, Picture, Rect, Shape
 
 DURATION = (1, 2)  # of a forward, of a backward
 MARK = ("{}>", "{}<")  # which way the data goes, for terminals without colours
@@ -46,24 +46,22 @@ def draw(schedule: Schedule, console: Console) -> None:
         console.print(f"{name:<10} {fact}", highlight=False)
 
 
-def save(schedule: Schedule, path: str | Path) -> None:
-    """Writes a picture of the whole schedule: the same schedule gives the same bytes.
+def save(schedule: Schedule, path: Path) -> None:
+    """Writes a picture of the whole schedule, or its table (`sharding.pipeline.schedule_file`), as `path` ends.
 
     Raises:
-        ConfigError: `path` ends neither in .svg nor in .png, or what a PNG needs is not installed.
+        ConfigError: `path` ends in none of FORMATS, or what a PNG needs is not installed.
     """
-    path = Path(path)
-    if path.suffix not in (".svg", ".png"):
-        raise ConfigError(f"{path}: a schedule is drawn as a picture that ends in .svg or .png")
-    picture = _svg(schedule)
-    if path.suffix == ".svg":
-        path.write_text(picture, encoding="utf-8")
-        return
-    try:
-        cairosvg = import_module("cairosvg")
-    except (ImportError, OSError) as error:  # OSError: the package is there, the cairo library is not
-        raise ConfigError(f"{path}: a PNG needs cairosvg ({error}); pip install cairosvg, or write an .svg") from None
-    cairosvg.svg2png(bytestring=picture.encode(), write_to=str(path), scale=2)
+    if path.suffix not in FORMATS:
+        raise ConfigError(f"{path}: a schedule is written as a file that ends in {', '.join(FORMATS)}")
+    FORMATS[path.suffix](schedule, path)
+
+
+FORMATS: dict[str, Callable[[Schedule, Path], None]] = {
+    ".svg": lambda schedule, path: picture(schedule).write_svg(path),
+    ".png": lambda schedule, path: picture(schedule).write_png(path),
+    ".csv": schedule_file.write,
+}
 
 
 def _durations(schedule: Schedule) -> np.ndarray:
@@ -133,104 +131,66 @@ def _style(schedule: Schedule, what: int, chunk: int) -> str:
 # The picture, in pixels, y down.
 LEFT, TOP, RIGHT, BOTTOM = 76, 124, 70, 46
 BOX, CHART, ROW = 26, 20, 58  # heights: of a unit, of the live activations at their peak, of a stage
-FORWARD_WIDTH, DIGIT = 22, 7  # widths: of a forward, of a digit in it
-MIN_WIDTH, MAX_WIDTH = 640, 16_000  # cairo draws at most 32,767, and a PNG has two for each of these
-# class -> (colour on the light card, on the dark one)
-COLOURS = {
-    "card": ("#ffffff", "#0d1117"),
-    "edge": ("#d0d7de", "#30363d"),
-    "idle": ("#eef1f4", "#1c2129"),
-    "ink": ("#1f2328", "#e6edf3"),
-    "faint": ("#656d76", "#8d96a0"),
-    "live": ("#8250df", "#bc8cff"),
-    "number": ("#000000", "#000000"),
-}
+# Widths: of a forward of all chunks of a stage, so that schedules can be compared; of one chunk at least; of a digit.
+STAGE_WIDTH, CHUNK_WIDTH, DIGIT = 22, 8, 7
+MIN_WIDTH, MAX_WIDTH = 640, 16_000
 
 
-def _svg(schedule: Schedule) -> str:
-    """On a card that is light or dark as the reader's system is."""
+def picture(schedule: Schedule) -> Picture:
+    """The whole schedule. One of as many stages and micro-batches has the same scale, up to two chunks a stage."""
     times = np.concatenate([[0], _durations(schedule).cumsum()])
-    scale = min(FORWARD_WIDTH, MAX_WIDTH / times[-1])
+    scale = min(max(STAGE_WIDTH / schedule.num_chunks, CHUNK_WIDTH), MAX_WIDTH / times[-1])
     # [T, 3]: where each tick begins, where its backward half begins, and where it ends.
     edges = LEFT + scale * times[2 * np.arange(schedule.num_ticks)[:, None] + np.arange(3)]
     width = round(max(edges[-1, -1] + RIGHT, MIN_WIDTH))
     height = TOP + ROW * schedule.num_stages + BOTTOM
-    shapes = [_rect("card", 0, 0, width, height), *_heading(schedule), *_ticks(edges, height - BOTTOM)]
+    shapes = [*_heading(schedule), *_ticks(edges, height - BOTTOM)]
     for stage, live in enumerate(schedule.live().T):
         y = TOP + ROW * stage
         shapes += [*_boxes(schedule, stage, edges, y), *_chart(live, schedule.peak_live, edges, y + BOX + 4)]
-    size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size}>\n<title>{escape(_title(schedule))}</title>'
-    return "\n".join([head, _stylesheet(), *shapes, *_key(schedule, height - 30), "</svg>\n"])
+    return Picture(_title(schedule), width, height, [*shapes, *_key(schedule, height - 30)])
 
 
-def _heading(schedule: Schedule) -> list[str]:
-    facts = enumerate(_facts(schedule).items())
-    lines = [_text("faint", 20, 49 + 17 * i, f"{name}: {fact}") for i, (name, fact) in facts]
-    return [_text("ink bold", 20, 29, _title(schedule)), *lines]
+def _heading(schedule: Schedule) -> Iterator[Shape]:
+    yield Label("ink", 20, 29, _title(schedule), bold=True)
+    for i, (name, fact) in enumerate(_facts(schedule).items()):
+        yield Label("faint", 20, 49 + 17 * i, f"{name}: {fact}")
 
 
-def _ticks(edges: np.ndarray, bottom: float) -> Iterator[str]:
+def _ticks(edges: np.ndarray, bottom: float) -> Iterator[Shape]:
     for tick in range(0, len(edges), RULER):
-        yield _rect("edge", edges[tick, 0] - 0.5, TOP - 6, 1, bottom - TOP)
-        yield _text("faint", edges[tick, 0], TOP - 11, f"tick {tick}" if tick == 0 else f"{tick}")
+        yield Rect("edge", edges[tick, 0] - 0.5, TOP - 6, 1, bottom - TOP)
+        yield Label("faint", edges[tick, 0], TOP - 11, f"tick {tick}" if tick == 0 else f"{tick}")
 
 
-def _boxes(schedule: Schedule, stage: int, edges: np.ndarray, y: float) -> Iterator[str]:
+def _boxes(schedule: Schedule, stage: int, edges: np.ndarray, y: float) -> Iterator[Shape]:
     """The units of a stage, on a bar that is seen where it is idle."""
-    yield _text("ink", 20, y + BOX / 2 + 4, f"stage {stage}")
-    yield _rect("idle", LEFT, y, edges[-1, -1] - LEFT, BOX)
+    yield Label("ink", 20, y + BOX / 2 + 4, f"stage {stage}")
+    yield Rect("idle", LEFT, y, edges[-1, -1] - LEFT, BOX)
     for tick, what in np.argwhere(schedule.runs[:, stage]).tolist():
         chunk, micro_batch, _ = schedule.units[tick, stage, what].tolist()
         begin, end = edges[tick, what], edges[tick, what + 1]
-        yield _rect("", begin, y, end - begin - 1, BOX, _shade(what, chunk, schedule.num_chunks))
+        yield Rect(_shade(what, chunk, schedule.num_chunks), begin, y, end - begin - 1, BOX)
         if DIGIT * len(str(micro_batch)) < end - begin:
-            yield _text("number middle", (begin + end - 1) / 2, y + BOX / 2 + 4, str(micro_batch))
+            yield Label("number", (begin + end - 1) / 2, y + BOX / 2 + 4, str(micro_batch), centred=True)
 
 
-def _chart(live: np.ndarray, highest: int, edges: np.ndarray, y: float) -> Iterator[str]:
+def _chart(live: np.ndarray, highest: int, edges: np.ndarray, y: float) -> Iterator[Shape]:
     """The live activations [T] of a stage: a step for each tick, and their peak as a number."""
     steps = zip(edges[:, [0, 2]].ravel(), (y + CHART * (1 - live / highest)).repeat(2), strict=True)
-    corners = [(LEFT, y + CHART), *steps, (edges[-1, -1], y + CHART)]
-    points = " ".join(f"{_number(x)},{_number(y)}" for x, y in corners)
-    yield f'<polygon class="live" points="{points}"/>'
-    yield _text("live", edges[-1, -1] + 8, y + CHART, f"{live.max()} live")
+    yield Area("live", [(LEFT, y + CHART), *steps, (edges[-1, -1], y + CHART)])
+    yield Label("live", edges[-1, -1] + 8, y + CHART, f"{live.max()} live")
 
 
-def _key(schedule: Schedule, y: float) -> Iterator[str]:
+def _key(schedule: Schedule, y: float) -> Iterator[Shape]:
     x = 20
     for what, name in enumerate(WHAT):
-        yield _text("faint", x, y + 11, f"{name} of chunk")
+        yield Label("faint", x, y + 11, f"{name} of chunk")
         x += 112
         for chunk in range(schedule.num_chunks):
-            yield _rect("", x, y, 18, 14, _shade(what, chunk, schedule.num_chunks))
-            yield _text("number middle", x + 9, y + 11, str(chunk))
+            yield Rect(_shade(what, chunk, schedule.num_chunks), x, y, 18, 14)
+            yield Label("number", x + 9, y + 11, str(chunk), centred=True)
             x += 20
         x += 24
-    yield _text("faint", x, y + 11, "idle")
-    yield _rect("idle", x + 28, y, 18, 14)
-
-
-def _rect(colour: str, x: float, y: float, width: float, height: float, fill: str = "") -> str:
-    """Of the class `colour`, or filled with one of its own."""
-    paint = f'fill="{fill}"' if fill else f'class="{colour}"'
-    place = f'x="{_number(x)}" y="{_number(y)}" width="{_number(width)}" height="{_number(height)}"'
-    return f"<rect {paint} {place}/>"
-
-
-def _text(classes: str, x: float, y: float, text: str) -> str:
-    return f'<text class="{classes}" x="{_number(x)}" y="{_number(y)}">{escape(text)}</text>'
-
-
-def _number(value: float) -> str:
-    """To a hundredth of a pixel, so that a picture does not depend on the last digits of a computation."""
-    return f"{round(float(value), 2):.10g}"
-
-
-def _stylesheet() -> str:
-    light, dark = ("".join(f".{name}{{fill:{pair[theme]}}}" for name, pair in COLOURS.items()) for theme in (0, 1))
-    return (
-        '<style>\ntext{font-size:12px;font-family:system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif}'
-        ".bold{font-weight:600}.middle{text-anchor:middle}polygon{fill-opacity:.35}\n"
-        f"{light}\n@media(prefers-color-scheme:dark){{{dark}}}\n</style>"
-    )
+    yield Label("faint", x, y + 11, "idle")
+    yield Rect("idle", x + 28, y, 18, 14)

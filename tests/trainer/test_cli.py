@@ -70,9 +70,13 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
     def show(config: Config, json: bool) -> None:
         calls.append((config, json))
 
+    def show_schedule(config: Config, out: Path | None) -> None:
+        calls.append((config, out))
+
     modules: dict[str, dict[str, Any]] = {
         "trainer.trainer": {"Trainer": Trainer},
         "trainer.show": {"show": show},
+        "trainer.show_schedule": {"show_schedule": show_schedule},
         "trainer.doctor": {"doctor": lambda: len(errors)},
     }
     for name, contents in modules.items():
@@ -88,7 +92,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
     return control
 
 
-@pytest.mark.parametrize("command", ["", "train", "generate", "eval", "show", "doctor"])
+@pytest.mark.parametrize("command", ["", "train", "generate", "eval", "show", "schedule", "doctor"])
 def test_help(command: str) -> None:
     """After a change that is meant: UPDATE_GOLDEN=1 pytest tests/trainer/test_cli.py, and read the diff."""
     result = meshwright(*filter(None, [command]), "--help")
@@ -160,6 +164,12 @@ def test_show_can_speak_to_programs(fake: Fake) -> None:
     CliRunner().invoke(app, ["show", "configs/quickstart.yaml"])
     CliRunner().invoke(app, ["show", "configs/quickstart.yaml", "--json"])
     assert [json for _, json in fake()] == [False, True]
+
+
+def test_schedule_takes_a_file_to_write(fake: Fake) -> None:
+    CliRunner().invoke(app, ["schedule", "configs/quickstart.yaml"])
+    CliRunner().invoke(app, ["schedule", "configs/quickstart.yaml", "mesh={pipeline: 2}", "--out", "a.svg"])
+    assert [(config.mesh.pipeline, out) for config, out in fake()] == [(1, None), (2, Path("a.svg"))]
 
 
 def test_doctor_says_by_its_exit_code_whether_the_machine_can_train(fake: Fake) -> None:
