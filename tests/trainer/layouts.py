@@ -120,11 +120,19 @@ class Row:
         names = "schedule", "keep", "head"
         return {name: getattr(self, name) for name in names} | {"virtual_stages": self.virtual} | layers
 
+    @property
+    def _pipeline_parts(self) -> list[str]:
+        parts = [self.schedule if self.virtual == 1 else f"interleaved{self.virtual}"]
+        parts += [] if self.layers is None else ["layers" + ".".join(map(str, self.layers))]
+        parts += [self.keep] if self.keep != "residuals" else []
+        return parts + ([self.head] if self.head != "spread" else [])
+
     def __str__(self) -> str:
         parts = [str(self.task), f"zero{self.zero}"]
         parts += [
             f"{axis}{size}" for axis in ("pipeline", "replica", "data", "tensor") if (size := getattr(self, axis)) > 1
         ]
+        parts += self._pipeline_parts if self.pipeline > 1 else []
         parts += [f"accumulate{self.accumulation}"] if self.accumulation > 1 else []
         parts += [self.recompute] if self.recompute != "none" else []
         parts += [] if self.scan else ["unrolled"]
@@ -136,6 +144,24 @@ LLAMA = Task("llama", "packed", "sgd")
 GPT2 = Task("gpt2", "idle", "adamw", dropout=0.2)
 BLOOM = Task("bloom", "ragged", "sgd")
 NOISY = Task("llama-tied", "packed", "adamw-1e-8")
+LLAMA_DEEP = Task("llama-deep", "packed", "sgd")
+GPT2_DEEP = Task("gpt2-deep", "idle", "adamw", dropout=0.2)
+BLOOM_DEEP = Task("bloom-deep", "ragged", "sgd")
+NOISY_DEEP = Task("llama-tied-deep", "packed", "adamw-1e-8")
+TWO_CHUNKS: dict[str, Any] = {"schedule": "interleaved_1f1b", "virtual": 2}
+THREE_CHUNKS = TWO_CHUNKS | {"virtual": 3}
+SPANNING_PIPELINES = [
+    Row(LLAMA_DEEP, zero=1, pipeline=2, data=2, tensor=2, **TWO_CHUNKS, accumulation=4, recompute="selective"),
+    Row(LLAMA_DEEP, zero=3, pipeline=4, data=2, layers=(1, 3, 2, 2), accumulation=6, recompute="full"),
+    Row(LLAMA_DEEP, zero=0, pipeline=8, schedule="gpipe", accumulation=3, keep="inputs"),
+    Row(GPT2_DEEP, zero=2, pipeline=2, replica=2, data=2, head="last", accumulation=4, scan=False),
+    Row(GPT2_DEEP, zero=3, pipeline=3, data=2, schedule="gpipe", accumulation=4, keep="inputs", head="last"),
+    Row(GPT2_DEEP, zero=1, pipeline=2, data=3, **TWO_CHUNKS, recompute="full"),
+    Row(BLOOM_DEEP, zero=3, pipeline=3, data=2, **TWO_CHUNKS, accumulation=4),
+    Row(BLOOM_DEEP, zero=0, pipeline=2, tensor=2, **THREE_CHUNKS, accumulation=3, keep="inputs", scan=False),
+    Row(NOISY_DEEP, zero=2, pipeline=2, data=2, tensor=2, **TWO_CHUNKS, head="last", accumulation=6),
+    Row(NOISY_DEEP, zero=1, pipeline=4, data=2, accumulation=6, recompute="selective", persist_below=64),
+]
 SPANNING = [
     Row(LLAMA, zero=0, replica=2, data=2, accumulation=4),
     Row(LLAMA, zero=1, data=4, tensor=2, accumulation=3),
@@ -151,6 +177,7 @@ SPANNING = [
     Row(BLOOM, zero=3, replica=2, data=4, recompute="full", scan=False),
     Row(NOISY, zero=1, replica=2, data=2, tensor=2, accumulation=4, recompute="selective"),
     Row(NOISY, zero=2, data=4, persist_below=64),
+    *SPANNING_PIPELINES,
 ]
 """A part that has every value of every factor, and the pairs that are likeliest to go wrong."""
 
@@ -160,6 +187,42 @@ GPT2_UNTIED = Task("gpt2-untied", "packed", "sgd")
 GPT2_NOISY = Task("gpt2", "ragged", "adamw-1e-8")
 LION = Task("llama", "packed", "lion")
 BLOOM_DROPOUT = Task("bloom", "packed", "adamw", dropout=0.2)
+LLAMA_DEEP_IDLE = Task("llama-deep", "idle", "adamw", dropout=0.2)
+LLAMA_TIED_DEEP = Task("llama-tied-deep", "ragged", "sgd")
+LION_DEEP = Task("llama-deep", "packed", "lion")
+BLOOM_DEEP_DROPOUT = Task("bloom-deep", "packed", "adamw", dropout=0.2)
+PIPELINES = [
+    *(Row(LLAMA_DEEP, zero=stage, pipeline=2, data=2, accumulation=4) for stage in range(4)),
+    *(Row(LLAMA_DEEP, pipeline=4, tensor=2, schedule=name, accumulation=6) for name in ("gpipe", "1f1b")),
+    Row(LLAMA_DEEP, pipeline=4, tensor=2, **TWO_CHUNKS, accumulation=6, keep="inputs"),
+    Row(LLAMA_DEEP, pipeline=2),
+    Row(LLAMA_DEEP, pipeline=8, accumulation=12, head="last", recompute="selective"),
+    Row(LLAMA_DEEP, pipeline=8, schedule="gpipe", scan=False),
+    Row(LLAMA_DEEP, zero=3, pipeline=4, data=2, **TWO_CHUNKS, accumulation=3, recompute="full", scan=False),
+    Row(LLAMA_DEEP, zero=2, pipeline=3, data=2, layers=(4, 1, 3), accumulation=8, recompute="selective", scan=False),
+    Row(LLAMA_DEEP, pipeline=2, tensor=4, **THREE_CHUNKS, layers=(1, 2, 1, 1, 2, 1), accumulation=3, keep="inputs"),
+    Row(LLAMA_DEEP, zero=3, pipeline=2, data=2, tensor=2, accumulation=3, keep="inputs", persist_below=64),
+    Row(LLAMA_DEEP_IDLE, zero=1, pipeline=2, replica=2, data=2, **TWO_CHUNKS, accumulation=6, recompute="selective"),
+    Row(LLAMA_DEEP_IDLE, zero=2, pipeline=4, data=2, schedule="gpipe", accumulation=4, keep="inputs"),
+    Row(LLAMA_DEEP_IDLE, zero=3, pipeline=2, tensor=4, **TWO_CHUNKS, head="last", recompute="full", scan=False),
+    Row(LLAMA_TIED_DEEP, zero=3, pipeline=4, data=2, accumulation=6, recompute="selective"),
+    Row(LLAMA_TIED_DEEP, zero=1, pipeline=2, data=2, tensor=2, **TWO_CHUNKS, accumulation=4, recompute="full"),
+    Row(LLAMA_TIED_DEEP, zero=2, pipeline=3, data=2, schedule="gpipe", head="last", scan=False),
+    Row(GPT2_DEEP, zero=1, pipeline=4, data=2, accumulation=4, recompute="full"),
+    Row(GPT2_DEEP, zero=3, pipeline=2, replica=2, data=2, **TWO_CHUNKS, accumulation=3, keep="inputs", head="last"),
+    Row(GPT2_DEEP, pipeline=3, tensor=2, layers=(2, 1, 1), accumulation=4, recompute="selective", scan=False),
+    Row(GPT2_DEEP, zero=2, pipeline=2, data=4, schedule="gpipe", head="last", recompute="selective"),
+    Row(GPT2_DEEP, zero=3, pipeline=2, data=3, **TWO_CHUNKS, accumulation=8, recompute="full"),
+    Row(LION_DEEP, zero=2, pipeline=3, data=2, accumulation=4),
+    Row(BLOOM_DEEP, pipeline=2, tensor=3, accumulation=6, keep="inputs"),
+    Row(BLOOM_DEEP, zero=1, pipeline=3, data=2, **TWO_CHUNKS, head="last", accumulation=3, recompute="selective"),
+    Row(BLOOM_DEEP, zero=3, pipeline=2, data=2, tensor=2, **THREE_CHUNKS, accumulation=2, recompute="full", scan=False),
+    Row(BLOOM_DEEP, pipeline=4, replica=2, schedule="gpipe", accumulation=3, head="last"),
+    Row(BLOOM_DEEP_DROPOUT, zero=2, pipeline=2, data=2, tensor=2, **TWO_CHUNKS, accumulation=6, keep="inputs"),
+    Row(BLOOM_DEEP_DROPOUT, zero=3, pipeline=2, data=3, layers=(2, 5), accumulation=4, recompute="selective"),
+    Row(NOISY_DEEP, zero=3, pipeline=2, data=4, **TWO_CHUNKS, accumulation=3, recompute="full"),
+    Row(NOISY_DEEP, pipeline=3, tensor=2, accumulation=6, keep="inputs", head="last", scan=False),
+]
 REST = [
     *(Row(LLAMA, zero=stage, data=2) for stage in range(4)),
     *(Row(LLAMA, zero=stage, data=2, tensor=2, accumulation=4) for stage in range(4)),
@@ -197,13 +260,17 @@ REST = [
     Row(BLOOM_DROPOUT, zero=3, data=2, tensor=4, accumulation=4, recompute="selective"),
     Row(NOISY, zero=3, data=2, tensor=4, accumulation=4, recompute="full"),
     Row(NOISY, zero=3, data=8, scan=False),
+    *PIPELINES,
 ]
 MANY = [
+    Row(LLAMA_DEEP, zero=3, pipeline=3, data=2, tensor=2, **TWO_CHUNKS, accumulation=4),
+    Row(LLAMA_DEEP, zero=1, pipeline=8, data=2, accumulation=6, recompute="full"),
+    Row(GPT2_DEEP, zero=3, pipeline=2, replica=2, data=2, tensor=2, **TWO_CHUNKS, accumulation=6, head="last"),
     Row(LLAMA, zero=2, data=12, accumulation=4),
     Row(LLAMA, zero=3, data=6, tensor=2, recompute="full"),
     Row(LLAMA, zero=3, replica=2, data=6, tensor=4, accumulation=4),
 ]
-"""Group sizes that need more devices than a test has: 12, and 48."""
+"""Group sizes that need more devices than a test has: 12, 16, and 48."""
 
 ROWS = [*SPANNING, *REST, *MANY]
 

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.equality import differences, reference
 from sharding.mesh import make_mesh
-from tests.trainer.layouts import BLOOM, LLAMA, MANY, REST, SPANNING, Row
+from tests.trainer.layouts import BLOOM, BLOOM_DEEP, LLAMA, MANY, REST, ROWS, SPANNING, TWO_CHUNKS, Row
 from trainer import logical
 from trainer.program import Program
 
@@ -22,7 +22,7 @@ FACTORS: dict[str, set[object]] = {
     "data": {1, 2, 3, 4, 8},
     "tensor": {1, 2, 4},
     "replica": {1, 2},
-    "accumulation": {1, 4},
+    "accumulation": {1, 3, 4, 6},
     "recompute": {"none", "selective", "full"},
     "scan": {True, False},
     "positions": {"rope", "learned", "alibi"},
@@ -30,6 +30,12 @@ FACTORS: dict[str, set[object]] = {
     "text": {"packed", "ragged", "idle"},
     "optimizer": {"sgd", "adamw", "adamw-1e-8"},
     "dropout": {True, False},
+    "pipeline": {1, 2, 3, 4, 8},
+    "schedule": {"gpipe", "1f1b", "interleaved_1f1b"},
+    "virtual": {1, 2, 3},
+    "layers": {None, (1, 3, 2, 2)},
+    "keep": {"residuals", "inputs"},
+    "head": {"spread", "last"},
 }
 
 
@@ -58,13 +64,26 @@ def test_the_default_rows_have_every_value(factor: str) -> None:
     assert {_value(row, factor) for row in SPANNING} >= FACTORS[factor]
 
 
+def test_no_two_rows_have_one_name() -> None:
+    assert len({str(row) for row in ROWS}) == len(ROWS)
+
+
 def _value(row: Row, factor: str) -> object:
     if factor in ("positions", "tied"):
         return getattr(row.config.model, factor)
     return bool(row.task.dropout) if factor == "dropout" else getattr(row if hasattr(row, factor) else row.task, factor)
 
 
-@pytest.mark.parametrize("row", [Row(LLAMA, zero=3, data=3, tensor=2), Row(BLOOM, zero=1, replica=2, data=4)], ids=str)
+@pytest.mark.parametrize(
+    "row",
+    [
+        Row(LLAMA, zero=3, data=3, tensor=2),
+        Row(BLOOM, zero=1, replica=2, data=4),
+        Row(BLOOM_DEEP, zero=2, pipeline=2, data=2, tensor=2, **TWO_CHUNKS),
+        Row(BLOOM_DEEP, zero=1, pipeline=3, data=2, layers=(1, 4, 2), head="last"),
+    ],
+    ids=str,
+)
 def test_initial_weights_do_not_depend_on_the_mesh(row: Row) -> None:
     program = Program(row.config, make_mesh(row.config.mesh, jax.devices()[: row.num_devices]))
     found = jax.device_get(logical.to_logical(program, program.init()))
