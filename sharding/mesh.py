@@ -18,6 +18,7 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 AXES = ("pipeline", "replica", "data", "expert", "context", "tensor")
+PIPELINE = "pipeline"  # stages of layers stand along it
 BATCH_AXES = ("replica", "data", "expert")  # the batch is split over these
 ZERO_AXES = ("data", "context")  # ZeRO shards over these
 UNSUPPORTED_AXES = ("expert", "context")  # named, but not yet brought to life

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from sharding import tensor
 from sharding.layout import RULES
-from sharding.mesh import BATCH_AXES
+from sharding.mesh import BATCH_AXES, PIPELINE
 from sharding.pipeline import makers, schedule_file
-from sharding.pipeline.executor import AXIS, Pipeline
+from sharding.pipeline.executor import Pipeline
 from sharding.pipeline.schedule import Schedule
 from sharding.pipeline.stages import Stages, split_layers
 
@@ -31,14 +31,14 @@ def make_pipeline(config: Config, mesh: Mapping[str, int]) -> Pipeline | None:
     Raises:
         ValueError: the layers, or the micro-batches, cannot be placed on the stages.
     """
-    if mesh[AXIS] == 1:
+    if mesh[PIPELINE] == 1:
         return None
     return Pipeline(make_schedule(config, mesh), make_stages(config, mesh), config.pipeline.keep, config.pipeline.head)
 
 
 def make_schedule(config: Config, mesh: Mapping[str, int]) -> Schedule:
     """The schedule by name or from a file, for as many micro-batches as the batch has on this mesh."""
-    name, stages, chunks = config.pipeline.schedule, mesh[AXIS], config.pipeline.virtual_stages
+    name, stages, chunks = config.pipeline.schedule, mesh[PIPELINE], config.pipeline.virtual_stages
     micro_batches = config.batch.accumulation(math.prod(mesh[axis] for axis in BATCH_AXES))
     if Path(name).suffix == TABLE:
         return schedule_file.read(name, stages, chunks, micro_batches)
@@ -47,10 +47,10 @@ def make_schedule(config: Config, mesh: Mapping[str, int]) -> Schedule:
 
 def make_stages(config: Config, mesh: Mapping[str, int]) -> Stages:
     """The layers of each stage; all of them on the only one, if there are no more."""
-    if mesh[AXIS] == 1:
+    if mesh[PIPELINE] == 1:
         return Stages(1, (config.model.layers,))
     pipeline = config.pipeline
-    return split_layers(config.model.layers, mesh[AXIS], pipeline.virtual_stages, pipeline.layers)
+    return split_layers(config.model.layers, mesh[PIPELINE], pipeline.virtual_stages, pipeline.layers)
 
 
 def vocab_axes(config: Config) -> tuple[str, ...]:

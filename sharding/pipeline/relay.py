@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from sharding import collectives
+from sharding.mesh import PIPELINE as AXIS
 from sharding.pipeline.branch import branch
 from sharding.pipeline.chunks import put_chunk, take_chunk
-from sharding.pipeline.executor import AXIS
 from sharding.pipeline.stages import Stages
 
 Tree = Any
