@@ -99,11 +99,14 @@ def _pipeline(config: Config, mesh: dict[str, int]) -> Iterator[str]:
         return
     try:
         stages = make_stages(config, mesh)
-        if all(mesh[axis] > 0 for axis in BATCH_AXES):
-            make_schedule(config, mesh)
     except ValueError as error:
         yield str(error)
         return
+    try:
+        if all(mesh[axis] > 0 for axis in BATCH_AXES):
+            make_schedule(config, mesh)
+    except ValueError as error:
+        yield f"pipeline.schedule: {error}"
     if config.pipeline.keep == "inputs" and config.recompute.policy == "full" and stages.depth == 1:
         yield (
             "pipeline.keep=inputs runs a stage of one layer again for its backward pass, and recompute=full would run "

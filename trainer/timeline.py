@@ -186,7 +186,7 @@ def _key(schedule: Schedule, y: float) -> Iterator[Shape]:
     x = 20
     for what, name in enumerate(WHAT):
         yield Label("faint", x, y + 11, f"{name} of chunk")
-        x += 112
+        x += 122
         for chunk in range(schedule.num_chunks):
             yield Rect(_shade(what, chunk, schedule.num_chunks), x, y, 18, 14)
             yield Label("number", x + 9, y + 11, str(chunk), centred=True)

@@ -119,11 +119,11 @@ def test_the_examples_in_help_are_commands_that_parse(fake: Fake) -> None:
 
 def test_train_takes_a_config_and_overrides(fake: Fake) -> None:
     result = CliRunner().invoke(
-        app, ["train", "configs/quickstart.yaml", "train.steps=30", "mesh.data=2", "mesh.virtual_devices=4"]
+        app, ["train", "configs/quickstart.yaml", "train.steps=30", "mesh.data=1", "mesh.virtual_devices=4"]
     )
     assert result.exit_code == 0, result.output
     config, done = fake()
-    assert (config.train.steps, config.mesh.data, done) == (30, 2, "train")
+    assert (config.train.steps, config.mesh.data, done) == (30, 1, "train")
 
 
 def test_a_run_that_a_signal_ended_does_not_look_finished(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,8 +168,8 @@ def test_show_can_speak_to_programs(fake: Fake) -> None:
 
 def test_schedule_takes_a_file_to_write(fake: Fake) -> None:
     CliRunner().invoke(app, ["schedule", "configs/quickstart.yaml"])
-    CliRunner().invoke(app, ["schedule", "configs/quickstart.yaml", "mesh={pipeline: 2}", "--out", "a.svg"])
-    assert [(config.mesh.pipeline, out) for config, out in fake()] == [(1, None), (2, Path("a.svg"))]
+    CliRunner().invoke(app, ["schedule", "configs/quickstart.yaml", "mesh={pipeline: 4}", "--out", "a.svg"])
+    assert [(config.mesh.pipeline, out) for config, out in fake()] == [(2, None), (4, Path("a.svg"))]
 
 
 def test_doctor_says_by_its_exit_code_whether_the_machine_can_train(fake: Fake) -> None:

@@ -69,7 +69,10 @@ def test_its_picture_is_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ((), "mesh.pipeline is 1, so there is no schedule; set it to a number of stages: mesh.pipeline=4"),
+        (
+            ("mesh={data: 1}",),
+            "mesh.pipeline is 1, so there is no schedule; set it to a number of stages: mesh.pipeline=4",
+        ),
         (("mesh={pipeline: -1}",), "mesh.pipeline is 1, so there is no schedule"),
         (("mesh={pipeline: 5}",), "5 stages are more than the 4 layers of the model"),
         (
@@ -77,7 +80,7 @@ def test_its_picture_is_written(tmp_path: Path) -> None:
             "schedule 1f1b has one chunk (virtual stage) on each stage, not 2; use interleaved_1f1b",
         ),
         (("mesh={pipeline: 2, data: -1}", "pipeline.schedule=1f1"), "there is no schedule '1f1'; did you mean '1f1b'?"),
-        (("mesh={pipeline: 2, data: -1}", "pipeline.schedule=none.csv"), "none.csv: No such file or directory"),
+        (("mesh={pipeline: 2, data: -1}", "pipeline.schedule=no.csv"), "pipeline.schedule: no.csv: No such file"),
         ((*STAGES, "--out", "a.pdf"), "a.pdf: a schedule is written as a file that ends in .svg, .png, .csv"),
     ],
     ids=["no stages", "stages left open", "too many stages", "too many chunks", "no such name", "no file", "pdf"],
