@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
-from sharding.layout import RULES, Dim, Layout, plan
+from sharding.layout import RULES, Layout, plan
 from sharding.mesh import AXES, ZERO_AXES
 from tests.sharding.regions import make, sizes
 
@@ -25,16 +25,25 @@ ZERO_CHOICES = st.sampled_from([(), ("data",), ("data", "context")])
 @st.composite
 def layouts(draw: st.DrawFn) -> tuple[Layout, dict[str, int]]:
     """Any parameter on any mesh."""
-    mesh = sizes(data=draw(AXIS_SIZES), context=draw(AXIS_SIZES), tensor=draw(AXIS_SIZES))
+    mesh = sizes(**{axis: draw(AXIS_SIZES) for axis in ("pipeline", "data", "context", "tensor")})
     names = draw(st.lists(st.sampled_from(["embed", "head_dim"]), min_size=1, max_size=3))
-    # One dim at most is cut over `tensor`, as a weight has one: a PartitionSpec names an axis once.
-    names[0] = draw(st.sampled_from(["vocab", "heads", "kv_heads", "ffn", "embed"]))
+    stacked = draw(st.sampled_from([True, True, False]))
+    # One dim at most is cut over `tensor` or `pipeline`, as a weight has one: a PartitionSpec names an axis once.
+    names[0] = draw(st.sampled_from(["heads", "kv_heads", "ffn", "embed", *([] if stacked else ["vocab"])]))
     names = draw(st.permutations(names))
-    if draw(st.booleans()):
+    if stacked:
         names = ["layers", *names]
     shape = draw(st.lists(st.integers(1, 13), min_size=len(names), max_size=len(names)))
+    order = draw(orders(shape[0], mesh["pipeline"])) if stacked else ()
     persist = draw(st.sampled_from([0, 40]))
-    return plan(shape, names, mesh, zero_axes=draw(ZERO_CHOICES), persist_below=persist), mesh
+    return plan(shape, names, mesh, layer_order=order, zero_axes=draw(ZERO_CHOICES), persist_below=persist), mesh
+
+
+@st.composite
+def orders(draw: st.DrawFn, layers: int, stages: int) -> tuple[int, ...]:
+    """Any order of the layers, with padding anywhere among them, or none."""
+    padding = -layers % stages + stages * draw(st.integers(0, 2))
+    return tuple(draw(st.sampled_from([[], draw(st.permutations([*range(layers), *[-1] * padding]))])))
 
 
 def numbered(shape: tuple[int, ...]) -> np.ndarray:
@@ -48,6 +57,7 @@ def store(layout: Layout, x: np.ndarray) -> np.ndarray:
     for index in itertools.product(*map(range, layout.shape)):
         place = []
         for i, dim in zip(index, layout.dims, strict=True):
+            i = dim.order.index(i) if dim.order else i
             block, in_block = divmod(i, dim.block)
             shard, in_shard = divmod(in_block, dim.shard)
             place.append((block * dim.zero_shards + shard) * dim.shard + in_shard)
@@ -56,7 +66,7 @@ def store(layout: Layout, x: np.ndarray) -> np.ndarray:
 
 
 # The same examples every time: each shape is compiled, and kept.
-@settings(deadline=None, max_examples=25, derandomize=True)
+@settings(deadline=None, max_examples=35, derandomize=True)
 @given(layouts())
 def test_what_is_stored_is_what_was_given(case: tuple[Layout, dict[str, int]]) -> None:
     layout, _ = case
@@ -87,7 +97,7 @@ def test_a_layers_slice_is_laid_out_as_in_the_stack(case: tuple[Layout, dict[str
     if layout.stacked:
         assert layout.layer.shape == layout.shape[1:]
         assert layout.layer.shard_shape == layout.shard_shape[1:]
-        assert layout.dims[0] == Dim(layout.shape[0]), "ZeRO never cuts the dim that is scanned over"
+        assert not layout.dims[0].zero_axes, "ZeRO never cuts the dim that is scanned over"
 
 
 def test_devices_hold_the_entries_the_layout_says() -> None:
@@ -103,6 +113,30 @@ def test_devices_hold_the_entries_the_layout_says() -> None:
         expected = np.zeros(2, np.float32)
         expected[: entries[1] - entries[0]] = x[slice(*entries)]
         np.testing.assert_array_equal(shard.data, expected)
+
+
+def test_devices_hold_the_layers_of_their_stage() -> None:
+    """5 layers on 2 stages of 2 chunks each, of which only the first has two layers."""
+    mesh = make(pipeline=2, data=2)
+    order = (0, 1, 3, -1, 2, -1, 4, -1)
+    layout = plan((5, 3), ("layers", "embed"), dict(mesh.shape), layer_order=order, zero_axes=ZERO_AXES)
+    assert not layout.is_logical
+    assert layout.logical_spec == PartitionSpec(None, None)
+    x = numbered((5, 3))
+    stored = jax.device_put(layout.store(jnp.asarray(x)), NamedSharding(mesh, layout.spec))
+    padded = np.pad(x, [(0, 1), (0, 1)])  # the last entry of each dim is 0
+    for shard in stored.addressable_shards:
+        stage, data = (int(i[0]) for i in np.where(mesh.devices == shard.device)[0:3:2])
+        layers = [[0, 1, 3, 5], [2, 5, 4, 5]][stage]
+        np.testing.assert_array_equal(shard.data, padded[layers][:, 2 * data : 2 * data + 2])
+    np.testing.assert_array_equal(layout.logical(stored), x)
+
+
+def test_an_order_alone_is_not_the_logical_array() -> None:
+    """Nothing is padded, and yet the layers must be put in their place before they are saved."""
+    layout = plan((4, 3), ("layers", "embed"), sizes(pipeline=2), layer_order=(0, 2, 1, 3))
+    assert layout.stored_shape == layout.shape
+    assert not layout.is_logical
 
 
 @pytest.mark.parametrize(

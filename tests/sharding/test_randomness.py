@@ -22,11 +22,25 @@ LEAVES = {
     "heads": ((3, 7, 3, 2), ("layers", "embed", "kv_heads", "head_dim")),
     "vector": ((9,), ("embed",)),
 }
-MESHES = [{"data": 8}, {"data": 3, "tensor": 2}, {"tensor": 4}, {"replica": 2, "data": 2, "tensor": 2}, {"context": 5}]
+MESHES = [
+    {"data": 8},
+    {"data": 3, "tensor": 2},
+    {"tensor": 4},
+    {"replica": 2, "data": 2, "tensor": 2},
+    {"context": 5},
+    {"pipeline": 2, "data": 2, "tensor": 2},
+    {"pipeline": 4, "data": 2},
+]
+LAYER_ORDER = (1, -1, 0, 2)
+"""Of the three layers on pipeline stages."""
 
 
 def layouts(mesh: Mesh, zero_axes: tuple[str, ...]) -> dict[str, Layout]:
-    return {leaf: plan(shape, axes, dict(mesh.shape), zero_axes=zero_axes) for leaf, (shape, axes) in LEAVES.items()}
+    sizes = dict(mesh.shape)
+    order = LAYER_ORDER if sizes["pipeline"] > 1 else ()
+    return {
+        leaf: plan(shape, axes, sizes, layer_order=order, zero_axes=zero_axes) for leaf, (shape, axes) in LEAVES.items()
+    }
 
 
 def stored(mesh: Mesh, layouts: dict[str, Layout]) -> dict[str, jax.Array]:
@@ -141,8 +155,17 @@ def test_dropout_drops_its_share(rate: float) -> None:
     assert abs(kept.mean() - (1 - rate)) <= 4 * math.sqrt(rate * (1 - rate) / n)
 
 
-def test_the_mask_marks_what_is_no_padding() -> None:
-    mesh = make(data=3, tensor=2)
-    layout = plan((5, 4), ("vocab", "embed"), dict(mesh.shape), zero_axes=("data",))
+@pytest.mark.parametrize(
+    ("axes", "shape", "names", "order"),
+    [
+        ({"data": 3, "tensor": 2}, (5, 4), ("vocab", "embed"), ()),
+        ({"pipeline": 2, "data": 3}, (3, 4), ("layers", "embed"), LAYER_ORDER),
+    ],
+)
+def test_the_mask_marks_what_is_no_padding(
+    axes: dict[str, int], shape: tuple[int, ...], names: tuple[str, ...], order: tuple[int, ...]
+) -> None:
+    mesh = make(**axes)
+    layout = plan(shape, names, dict(mesh.shape), layer_order=order, zero_axes=("data",))
     masks = everywhere(mesh, lambda: randomness.mask(layout))
-    assert masks.reshape(6, *layout.shard_shape).sum() == 20
+    assert masks.reshape(6, *layout.shard_shape).sum() == math.prod(shape)
