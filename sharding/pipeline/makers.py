@@ -42,15 +42,31 @@ def one_f_one_b(stages: int, chunks: int, micro_batches: int) -> Schedule:
 def interleaved_1f1b(stages: int, chunks: int, micro_batches: int) -> Schedule:
     """1F1B of stages that hold several chunks (Narayanan et al. 2021, arXiv:2104.04473, section 2.2).
 
-    Micro-batches go through in groups of P, each group through all chunks in turn. The bubble is (P - 1) / (V·M) where
-    P divides M; the places that are empty in the last group otherwise stay idle. Keeps V·P + P - 1 chunks.
+    Micro-batches go through in groups of P, each group through all chunks in turn. Where P does not divide M the groups
+    are of the sizes nearest to P: from a larger one, activations wait for their turn at the next chunk, which costs slots
+    and no time; a smaller one leaves places idle. With groups of G or fewer, none smaller than P, the bubble is
+    (P - 1) / (V·M), and (V - 1)·G + min(M, 2P - 1) chunks are kept.
     """
     stage, chunk, micro_batch = np.indices((stages, chunks, micro_batches))
-    group, member = np.divmod(micro_batch, stages)
-    in_turn = group * stages * chunks + member
-    forward = stage + in_turn + chunk * stages
-    backward = (chunks * stages - 1) + (stages - 1 - stage) + in_turn + (chunks - 1 - chunk) * stages
+    group, member, size = _groups(stages, micro_batches)
+    turns = np.maximum(size, stages if chunks > 1 else 0)  # until the first of a group is back for its next chunk
+    begins = chunks * np.concatenate([[0], turns.cumsum()[:-1]])
+    in_turn = (begins[group] + member)[micro_batch]
+    turn = turns[group][micro_batch]
+    forward = stage + in_turn + chunk * turn
+    first = stages - 1 + (chunks - 1) * turns.max()  # when the first backward of all can run
+    backward = first + (stages - 1 - stage) + in_turn + (chunks - 1 - chunk) * turn
     return _schedule("interleaved_1f1b", forward, backward)
+
+
+def _groups(stages: int, micro_batches: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of each micro-batch its group and place in it, and of each group its size: as even as can be, nearest to P."""
+    num_groups = max(1, -(-(2 * micro_batches - stages) // (2 * stages)))
+    few, more = divmod(micro_batches, num_groups)
+    size = np.array([few + (index < more) for index in range(num_groups)])
+    group = np.repeat(np.arange(num_groups), size)
+    member = np.arange(micro_batches) - (size.cumsum() - size)[group]
+    return group, member, size
 
 
 SCHEDULES: dict[str, Callable[[int, int, int], Schedule]] = {
