@@ -180,3 +180,9 @@ class TestResolve:
         with pytest.raises(ConfigError) as error:
             Config.from_dict({"mesh": mesh}).resolve(devices)
         assert str(error.value).startswith(message)
+
+
+def test_a_pipeline_section_needs_stages_or_that_there_are_none_said() -> None:
+    with pytest.raises(ConfigError, match="pipeline: has no effect without stages; set mesh.pipeline"):
+        Config.from_dict({"pipeline": {"keep": "inputs"}})
+    assert Config.from_dict({"pipeline": {"keep": "inputs"}, "mesh": {"pipeline": 1}}).pipeline.keep == "inputs"

@@ -29,7 +29,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
 @pytest.fixture(scope="module")
 def alone(trained: Trainer) -> Trainer:
     """The same run on one device."""
-    tree = Config.load(trained.folder / "config.yaml").to_dict() | {"mesh": {}, "pipeline": {}}
+    tree = Config.load(trained.folder / "config.yaml").to_dict() | {"mesh": {"pipeline": 1}}
     return Trainer(Config.from_dict(tree, {"batch.micro": 8}), jax.devices()[:1])
 
 
