@@ -1,4 +1,4 @@
-"""Writes the tables that the docs take from the code: keys of a config, presets, activations.
+"""Writes the tables that the docs take from the code: keys of a config, presets, activations, stages.
 
     python -m docs.make_tables
 
@@ -11,9 +11,11 @@ import ast
 import inspect
 import itertools
 import types
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, is_dataclass
 from dataclasses import fields as dataclass_fields
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -23,7 +25,7 @@ from models.presets import PRESETS, num_parameters
 from models.recompute import RecomputePolicy
 from trainer.config import Config
 from trainer.config_errors import BOUNDS, KINDS, fields
-from trainer.description import describe
+from trainer.description import Description, describe
 
 FOLDER = Path(__file__).parent
 BEGIN, END = "<!-- made by make_tables.py: begin -->\n", "<!-- end -->\n"
@@ -31,9 +33,10 @@ BEGIN, END = "<!-- made by make_tables.py: begin -->\n", "<!-- end -->\n"
 
 def page(name: str) -> str:
     """One of PAGES with what stands between its marks made anew."""
-    before, _, rest = (FOLDER / name).read_text(encoding="utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return "\n".join([before + BEGIN, *PAGES[name](), END]) + after
+    text, *parts = (FOLDER / name).read_text(encoding="utf-8").split(BEGIN)
+    for table, part in zip(PAGES[name], parts, strict=True):
+        text += "\n".join([BEGIN, *table(), END]) + part.partition(END)[2]
+    return text
 
 
 def presets() -> Iterator[str]:
@@ -66,6 +69,46 @@ def saved() -> Iterator[str]:
         total = described.memory.activations / 2**30
         yield f"| `{policy}` | {total / described.config['model']['layers']:.3g} GiB | {total:.3g} GiB |"
     yield ""
+
+
+def kept() -> Iterator[str]:
+    """What the stages of docs/pipelines.md's example keep, and what the backward passes of a chunk need besides."""
+    yield "| `recompute` | `keep: residuals` | `keep: inputs` |"
+    yield "|---|---|---|"
+    for policy in get_args(RecomputePolicy):
+        sizes = [staged(policy, keep=keep).memory.activations / 2**30 for keep in ("residuals", "inputs")]
+        yield f"| `{policy}` | {' | '.join(f'{size:.3g} GiB' for size in sizes)} |"
+    yield ""
+
+
+def heads() -> Iterator[str]:
+    """What it costs where embedding and head are, in the same example."""
+    yield "| `head` | weights, gradients, optimizer | sent from stage to stage | reduced over all stages |"
+    yield "|---|---|---|---|"
+    for head in ("spread", "last"):
+        described = staged("full", head=head)
+        sent: Counter[str] = Counter()
+        for transfer in described.wire:
+            if "pipeline" in transfer.axes:
+                sent[transfer.kind] += transfer.link_bytes / 2**30
+        memory = described.memory
+        held = (memory.weights + memory.gradients + memory.optimizer) / 2**30
+        sizes = (f"{size:.3g} GiB" for size in (held, sent["permute"], sent["all_reduce"]))
+        yield f"| `{head}` | {' | '.join(sizes)} |"
+    yield ""
+
+
+@cache
+def staged(recompute: str, **pipeline: str) -> Description:
+    """The example of docs/pipelines.md, on the stage that sends most."""
+    overrides = {
+        "mesh": {"pipeline": 4, "data": 2},
+        "zero.stage": 1,
+        "batch.global": 32,
+        "recompute": recompute,
+        "pipeline": pipeline,
+    }
+    return describe(Config.load(FOLDER.parent / "configs/llama3-8b.yaml", overrides))
 
 
 def tables(section: Any, prefix: str = "") -> Iterator[str]:
@@ -150,10 +193,11 @@ def _kinds(annotation: Any) -> list[Any]:
     return list(get_args(annotation)) if get_origin(annotation) in (Union, types.UnionType) else [annotation]
 
 
-PAGES: dict[str, Callable[[], Iterable[str]]] = {
-    "config.md": lambda: tables(Config),
-    "models.md": presets,
-    "recompute.md": saved,
+PAGES: dict[str, list[Callable[[], Iterable[str]]]] = {
+    "config.md": [lambda: tables(Config)],
+    "models.md": [presets],
+    "pipelines.md": [kept, heads],
+    "recompute.md": [saved],
 }
 
 

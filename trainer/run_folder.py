@@ -39,6 +39,7 @@ class Change(Enum):
 # The longest entry that a key starts with decides. What is named nowhere is REFUSED, so a new key is safe.
 CHANGES = {
     "mesh": Change.FREE,
+    "pipeline": Change.FREE,
     "zero": Change.FREE,
     "recompute": Change.FREE,
     "run": Change.FREE,

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 pictures = import_module("docs.pictures.__main__")
 
-COMMANDS = re.compile(r"^meshwright (?:train|show) (configs/.*)$", re.MULTILINE)
+COMMANDS = re.compile(r"^meshwright (?:train|show|schedule) (configs/.*?)(?: --.*)?$", re.MULTILINE)
 
 
 def text(page: Path) -> str:
@@ -52,7 +52,7 @@ def test_every_command_has_a_config(page: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_the_readme_names_every_option() -> None:
     shown = re.findall(r"^meshwright .*$", text(ROOT / "README.md"), re.MULTILINE)
-    for command in ("train", "eval", "generate", "show", "doctor"):
+    for command in ("train", "eval", "generate", "show", "schedule", "doctor"):
         help = text(ROOT / f"tests/golden/help_{command}.txt")
         options = set(re.findall(r"^ +(--[a-z-]+)", help, re.MULTILINE))
         (line,) = (line for line in shown if line.startswith(f"meshwright {command} "))

@@ -14,6 +14,7 @@ from trainer.run_folder import PACKAGES, RunFolder, describe_environment
 CONFIG: dict[str, Any] = {
     "model": {"preset": None, "layers": 4, "rope_scaling": None, "scan_layers": True},
     "mesh": {"data": 1, "tensor": 1},
+    "pipeline": {"schedule": "1f1b", "layers": None},
     "zero": {"stage": 0},
     "batch": {"global": 32, "micro": None, "sequence": 256},
     "precision": {"compute": "float32"},
@@ -101,6 +102,8 @@ def test_all_differing_keys_are_listed(begun: RunFolder) -> None:
     ("key", "value"),
     [
         ("mesh.data", 8),
+        ("pipeline.schedule", "gpipe"),
+        ("pipeline.layers", [1, 3]),
         ("zero.stage", 3),
         ("recompute.policy", "full"),
         ("batch.micro", 4),
