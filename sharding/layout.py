@@ -150,10 +150,22 @@ class Layout:
 
     @property
     def logical_spec(self) -> PartitionSpec:
-        """The nearest PartitionSpec that the logical array can have: JAX refuses shards of unequal size."""
-        return PartitionSpec(
-            *(_entry(dim.axes) if dim.size % (dim.model_shards * dim.zero_shards) == 0 else None for dim in self.dims)
-        )
+        """The PartitionSpec of the logical array, which no device needs to hold whole.
+
+        JAX refuses shards of unequal size, and entries in another order are on other devices: the axes of such a dim
+        cut another dim instead, where one divides. So `store` and `logical` work along dims that are not cut.
+        """
+        fits = [dim.stored == dim.size and not dim.order for dim in self.dims]
+        axes = [dim.axes if fit else () for dim, fit in zip(self.dims, fits, strict=True)]
+        sizes = [dim.shard if fit else dim.size for dim, fit in zip(self.dims, fits, strict=True)]
+        for i, dim in enumerate(self.dims):
+            if fits[i]:
+                continue
+            for moved, shards in ((dim.model_axes, dim.model_shards), (dim.zero_axes, dim.zero_shards)):
+                to = next((to for to, size in enumerate(sizes) if to != i and size % shards == 0), None)
+                if to is not None:
+                    axes[to], sizes[to] = axes[to] + moved, sizes[to] // shards
+        return PartitionSpec(*map(_entry, axes))
 
 
 def plan(

@@ -71,14 +71,18 @@ def _view(program: Program) -> _View:
     }
     padded = [name for name, layout in layouts.items() if not layout.is_logical]
 
+    def uncut(name: str, array: jax.Array) -> jax.Array:
+        """Cut as the logical array is, so that no dim with padding or of another order is."""
+        return jax.lax.with_sharding_constraint(array, abstract[name].sharding)
+
     @partial(jax.jit, out_shardings=_shardings(abstract))
     def unpad(arrays: Arrays) -> Arrays:
         # Without the copy, jit might hand back the very buffers that the next step donates.
-        return {name: jnp.copy(layouts[name].logical(array)) for name, array in arrays.items()}
+        return {name: jnp.copy(layouts[name].logical(uncut(name, array))) for name, array in arrays.items()}
 
     @partial(jax.jit, out_shardings=_shardings({name: stored[name] for name in padded}))
     def pad(arrays: Arrays) -> Arrays:
-        return {name: layouts[name].store(array) for name, array in arrays.items()}
+        return {name: uncut(name, layouts[name].store(array)) for name, array in arrays.items()}
 
     def to_logical(state: TrainState) -> Arrays:
         return unpad(dict(zip(layouts, jax.tree.leaves(state), strict=True)))

@@ -43,9 +43,9 @@ def interleaved_1f1b(stages: int, chunks: int, micro_batches: int) -> Schedule:
     """1F1B of stages that hold several chunks (Narayanan et al. 2021, arXiv:2104.04473, section 2.2).
 
     Micro-batches go through in groups of P, each group through all chunks in turn. Where P does not divide M the groups
-    are of the sizes nearest to P: from a larger one, activations wait for their turn at the next chunk, which costs slots
-    and no time; a smaller one leaves places idle. With groups of G or fewer, none smaller than P, the bubble is
-    (P - 1) / (V·M), and (V - 1)·G + min(M, 2P - 1) chunks are kept.
+    are of the sizes nearest to P: from a larger one, activations wait for their turn at the next chunk, which costs
+    slots and no time; a smaller one leaves places idle. With groups of P to G the bubble is (P - 1) / (V·M), and
+    (V - 1)·G + min(M, 2P - 1) chunks are kept.
     """
     stage, chunk, micro_batch = np.indices((stages, chunks, micro_batches))
     group, member, size = _groups(stages, micro_batches)
