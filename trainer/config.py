@@ -74,12 +74,7 @@ class Config:
         source.override(overrides)
         config_presets.fill_in(source)
         config = build(cls, source)
-        problems = [
-            source.about(key, message) for key, message in config_checks.without_effect(config) if source.wrote(key)
-        ]
-        if config.mesh.pipeline == 1 and source.wrote(("pipeline",)) and not source.wrote(("mesh", "pipeline")):
-            reason = "has no effect without stages; set mesh.pipeline to their number, or to 1 to train without"
-            problems.append(source.about(("pipeline",), reason))
+        problems = [source.about(key, message) for key, message in config_checks.without_effect(config, source)]
         problems += [source.about_named(message) for message in config_checks.contradictions(config)]
         if problems:
             raise ConfigError("\n".join(problems))

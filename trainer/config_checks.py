@@ -16,6 +16,7 @@ from trainer.pipeline import make_schedule, make_stages
 
 if TYPE_CHECKING:
     from trainer.config import Config
+    from trainer.config_source import Source
 
 
 class NoEffect(NamedTuple):
@@ -25,6 +26,8 @@ class NoEffect(NamedTuple):
     setting: str
     values: tuple[Any, ...]
     because: str
+    may_wait: bool = False
+    """It may stand there for other values of `setting`, where that is written too."""
 
 
 NO_EFFECT = (
@@ -41,19 +44,18 @@ NO_EFFECT = (
     NoEffect("optimizer.decay_steps", "optimizer.schedule", ("constant",), "it never decays"),
     NoEffect("optimizer.min_ratio", "optimizer.schedule", ("constant",), "it never decays"),
     NoEffect("zero.persist_below", "zero.stage", (0,), "everything stays whole"),
+    NoEffect("pipeline", "mesh.pipeline", (1,), "there are no stages", may_wait=True),
     NoEffect("data.text_key", "data.path", ("stdlib",), "there are no records"),
 )
 
 
-def without_effect(config: Config) -> Iterator[tuple[KeyPath, str]]:
-    """The keys that do nothing in this config, and why."""
+def without_effect(config: Config, source: Source | None = None) -> Iterator[tuple[KeyPath, str]]:
+    """The keys that do nothing in this config, and why; with a source, those of them that should not be written."""
     for rule in NO_EFFECT:
-        value = attrgetter(rule.setting)(config)
-        if value in rule.values:
-            yield (
-                tuple(rule.key.split(".")),
-                f"has no effect with {rule.setting}={value} ({rule.because}); leave it out",
-            )
+        value, key = attrgetter(rule.setting)(config), tuple(rule.key.split("."))
+        waits = source and rule.may_wait and source.wrote(tuple(rule.setting.split(".")))
+        if value in rule.values and (source is None or source.wrote(key)) and not waits:
+            yield key, f"has no effect with {rule.setting}={value} ({rule.because}); leave it out"
 
 
 def contradictions(config: Config) -> Iterator[str]:
