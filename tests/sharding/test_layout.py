@@ -202,3 +202,19 @@ def test_on_one_device_nothing_is_padded_or_cut() -> None:
 def test_a_name_without_a_rule_is_an_error() -> None:
     with pytest.raises(KeyError, match="hats"):
         plan((4, 4), ("hats", "embed"), sizes(tensor=2))
+
+
+@pytest.mark.parametrize(
+    ("layout", "expected"),
+    [
+        (plan((5, 4), ("layers", "embed"), {"pipeline": 2}, layer_order=(0, 1, 2, 3, 4, -1)), (None, "pipeline")),
+        (plan((4, 6), ("layers", "embed"), {"pipeline": 2}, layer_order=(0, 2, 1, 3)), (None, "pipeline")),
+        (plan((4, 6), ("layers", "embed"), {"pipeline": 2}), ("pipeline", None)),
+        (plan((7, 6), ("vocab", "embed"), {"tensor": 2, "pipeline": 3}), (None, ("pipeline", "tensor"))),
+        (plan((8, 6), ("vocab", "embed"), {"tensor": 3, "data": 2}, zero_axes=("data",)), (None, ("data", "tensor"))),
+        (plan((7, 5), ("vocab", "embed"), {"tensor": 2}), (None, None)),
+    ],
+    ids=["missing", "interleaved", "in order", "vocabulary", "and ZeRO", "nowhere"],
+)
+def test_logical_arrays_are_cut_where_a_dim_divides(layout: Layout, expected: tuple[str | None, ...]) -> None:
+    assert layout.logical_spec == PartitionSpec(*expected)
