@@ -14,15 +14,18 @@ from typing import Any
 import jax
 import pytest
 
+from models.inputs import Batch
 from models.layers import SELECTIVE_NAMES
 from models.presets import num_parameters
 from sharding.mesh import make_mesh
+from sharding.pipeline.ticks import Carry, Ticks
 from trainer.config import Config
 from trainer.data.prepare import prepare
 from trainer.description import Description, describe, parameters
 from trainer.errors import ConfigError
 from trainer.program import Program
 from trainer.show import show
+from trainer.step import TrainState
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests/golden"
@@ -215,3 +218,43 @@ def test_sharding_of_every_leaf(preset: str, mesh: str) -> None:
     if os.environ.get("UPDATE_GOLDEN"):
         golden.write_text("\n".join(lines) + "\n")
     assert lines == golden.read_text().splitlines()
+
+
+STAGES = ("mesh={pipeline: 2, data: 2, tensor: 2}", "zero.stage=3", "batch.micro=2")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["recompute=none"],
+        ["recompute=full"],
+        ["recompute=selective", "pipeline={schedule: interleaved_1f1b, virtual_stages: 2}"],  # 3 layers on 4 places
+        ["recompute=selective", "model.positions=alibi", "model.embedding_norm=true", "model.norm=layernorm"],
+    ],
+    ids=str,
+)
+def test_what_is_said_of_stages_is_what_their_slots_hold(overrides: list[str]) -> None:
+    config = small(*STAGES, *overrides, *(["model.layers=7"] if "virtual" in str(overrides) else []))
+    message = 2 * 48 // 2 * 64 * 2  # sequences x tokens x hidden x bytes
+    carry = carried(config)
+    in_slots = sum(x.size * x.dtype.itemsize for x in carry.kept)
+    inboxes = [carry.activation, carry.cotangent, carry.activations, carry.cotangents]
+    assert sum(x.size * x.dtype.itemsize for x in inboxes) % message == 0
+    expected = in_slots + sum(x.size * x.dtype.itemsize for x in inboxes)
+    assert describe(config).memory.activations == expected
+
+
+def carried(config: Config) -> Carry:
+    """The shapes of what goes from tick to tick on one device."""
+    program = Program(config, make_mesh(config.mesh, jax.devices()))
+    step, shapes = program.train_step, []
+
+    def start(state: TrainState, batch: Batch) -> None:
+        assert step.pipeline is not None
+        parts = step._parts(step.pipeline, jax.random.key(0))
+        leaves, batches = step.open(state.parameters), step._micro_batches(batch)
+        shapes.append(jax.eval_shape(Ticks(step.pipeline, parts, leaves, batches).start))
+
+    specs = (program.state_specs, program.batch_specs)
+    jax.eval_shape(program.manual(start, specs, None), program.abstract_state(), program.abstract_batch())
+    return shapes[0]
