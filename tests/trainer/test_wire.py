@@ -1,4 +1,4 @@
-"""Every byte on the wire is on purpose: the traced step sends what ZeRO and tensor parallelism promise, and no more."""
+"""Every byte on the wire is on purpose: the traced step sends what its parallelism promises, and no more."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
-from benchmarks.wire import CASES, COMPUTE, DATA, REDUCE, TENSOR, Case, counted, promised
+from benchmarks.wire import CASES, COMPUTE, DATA, PIPELINE, PIPELINES, REDUCE, TENSOR, Case, counted, promised
 from sharding.mesh import make_mesh
 from trainer.config import Config
 from trainer.program import Program, plan_layouts
@@ -23,7 +23,7 @@ from trainer.trace import scan_carry, trace_step
 from trainer.wire import Transfer, wire
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", [*CASES, *PIPELINES, Case(1, 4, 2, replica=2, pipeline=2, head="last")], ids=str)
 def test_a_step_sends_what_is_promised(case: Case) -> None:
     assert {line: elements for line, (elements, _) in counted(case).items()} == {
         line: elements for line, (_, elements) in promised(case).items()
@@ -66,6 +66,47 @@ def test_a_bias_is_gathered_once_at_stage_3() -> None:
     found = {t.elements: t.count for t in wire(trace_step(biased).program) if t.kind == "all_gather"}
     assert found[64 * 2 * 16] == 2 * 3 * 2  # key and value, layers, forward and backward
     assert found[2 * 16] == 2 * 3
+
+
+def test_stages_send_one_activation_and_one_cotangent_a_tick() -> None:
+    """Four stages, eight micro-batches: 8 + 3 ticks have forwards, and as many backwards. Two chunks: 16 + 3."""
+    x = 2 * 48 * 64  # sequences x tokens x hidden
+    for tensor, virtual, ticks in ((1, 1, 11), (2, 1, 11), (2, 2, 19)):
+        case = Case(1, 8, tensor, pipeline=4, virtual=virtual, head="last", place=1)
+        assert _over_pipeline(case.config, case.place) == {("permute", COMPUTE, x // tensor): 2 * ticks}
+
+
+def test_a_spread_vocabulary_is_summed_over_the_stages() -> None:
+    """Of each of 8 micro-batches the embedding and its gradient, what goes into the head and its gradient."""
+    x = 2 * 48 * 64 // 2
+    config = Case(1, 8, 2, pipeline=4).config
+    assert _over_pipeline(config) == {("permute", COMPUTE, x): 2 * 11, ("all_reduce", COMPUTE, x): 4 * 8}
+
+
+def test_an_embedding_norm_is_looked_up_for_again() -> None:
+    """Its gradient needs the embedding once more: five sums of each micro-batch."""
+    x = 2 * 48 * 64 // 2
+    config = Case(1, 8, 2, pipeline=4).config
+    bloom = dataclasses.replace(config, model=dataclasses.replace(config.model, embedding_norm=True))
+    sent = _over_pipeline(bloom)
+    assert sent["all_reduce", COMPUTE, x] + sent["all_reduce", "float32", x] == 5 * 8
+
+
+def _over_pipeline(config: Config, stage: int = 0) -> dict[tuple[str, str, int], int]:
+    """(kind, dtype, elements) -> how often it is sent along `pipeline` alone, but for what is sent once a step."""
+    trace = trace_step(config)
+    sent = (t for t in wire(trace.program, trace.shares[stage]) if t.axes == PIPELINE and t.count > 2)
+    return {(t.kind, t.dtype, t.elements): t.count for t in sent}
+
+
+def test_a_stage_gathers_weights_for_units_and_not_for_ticks() -> None:
+    """Stage 3 with two chunks of three layers and 8 micro-batches: twice for each of 48 layers, in 22 ticks."""
+    case = Case(3, 8, 2, pipeline=4, virtual=2)
+    trace = trace_step(case.config)
+    for shares in trace.shares:
+        found = {t.elements: t.count for t in wire(trace.program, shares) if t.kind == "all_gather" and t.axes == DATA}
+        assert found[64 * 144 // 2] == 3 * 2 * 48  # gate, up and down
+        assert found[64 * 64 // 2] == 2 * 2 * 48  # query and out
 
 
 def test_unrolled_layers_send_the_same() -> None:
