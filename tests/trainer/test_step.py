@@ -14,7 +14,7 @@ import pytest
 from benchmarks.equality import Arrays, compiled, on_devices, reference
 from sharding.mesh import make_mesh
 from tests.sharding.regions import equations
-from tests.trainer.layouts import LLAMA, VOCAB, Row, Task, batches
+from tests.trainer.layouts import LLAMA, TWO_CHUNKS, VOCAB, Row, Task, batches
 from trainer import logical, loss_scale
 from trainer.config import Config
 from trainer.program import Program
@@ -24,8 +24,13 @@ from trainer.trace import scan_carry
 
 TEXT = batches("packed")
 ADAMW = Task("llama", "packed", "adamw")
+ADAMW_DEEP = Task("llama-deep", "packed", "adamw")
 DROPOUT = Task("llama", "packed", "sgd", dropout=0.2)
-ON_EIGHT = [Row(ADAMW, zero=stage, replica=2, data=2, tensor=2) for stage in (0, 3)]
+ON_EIGHT = [
+    *(Row(ADAMW, zero=stage, replica=2, data=2, tensor=2) for stage in (0, 3)),
+    Row(ADAMW_DEEP, zero=2, pipeline=2, data=2, tensor=2, **TWO_CHUNKS, layers=(1, 3, 2, 2), accumulation=3),
+]
+PIPELINE = Row(LLAMA, zero=2, pipeline=2, data=2, accumulation=4)
 
 
 class Run:
@@ -150,17 +155,19 @@ def test_clipping_scales_all_gradients_to_the_largest_norm_and_never_up() -> Non
         np.testing.assert_allclose(clipped[name], small[name] * (0.1 / logged), rtol=1e-4, atol=1e-9)
 
 
-@pytest.mark.parametrize("rule", ["deepspeed", "megatron"])
-def test_float16_trains_under_a_loss_scale_that_follows_its_rule(rule: str) -> None:
+@pytest.mark.parametrize(("rule", "row"), [("deepspeed", Row(LLAMA, zero=2, data=2)), ("megatron", PIPELINE)], ids=str)
+def test_float16_trains_under_a_loss_scale_that_follows_its_rule(rule: str, row: Row) -> None:
     scale = {"rule": rule, "initial_power": 24, "window": 3, "hysteresis": 2}
     half = {"precision.compute": "float16", "precision.loss_scale": scale, "train.steps": 16}
-    run = Run(Row(LLAMA, zero=2, data=2), half)
+    run = Run(row, half)
     state, expected = run.start(), loss_scale.init(run.config.precision.loss_scale)
     losses, scales, skipped = [], [], 0
     for _ in range(16):
+        before = shards((state.parameters, state.optimizer))
         state, metrics = run.step(state, TEXT[0])
         assert metrics.loss_scale == expected.scale
         finite = metrics.skipped_steps == skipped
+        assert (shards((state.parameters, state.optimizer)) == before) == (not finite)
         expected = loss_scale.update(run.config.precision.loss_scale, expected, jnp.bool_(finite))
         skipped = int(metrics.skipped_steps)
         scales.append(float(metrics.loss_scale))
@@ -197,8 +204,9 @@ def test_bfloat16_gradients_are_added_up_in_float32(stage: int) -> None:
     assert jnp.bfloat16 in matmuls
 
 
-def test_bfloat16_ends_near_float32() -> None:
-    run = Run(Row(LLAMA, zero=2, data=2, tensor=2, accumulation=4), {"precision.compute": "bfloat16"})
+@pytest.mark.parametrize("row", [Row(LLAMA, zero=2, data=2, tensor=2, accumulation=4), PIPELINE], ids=str)
+def test_bfloat16_ends_near_float32(row: Row) -> None:
+    run = Run(row, {"precision.compute": "bfloat16"})
     state, losses = run.start(), []
     for host in TEXT:
         state, metrics = run.step(state, host)
