@@ -137,6 +137,40 @@ def test_the_next_step_is_the_one_that_would_have_been(saved: Checkpoints) -> No
     np.testing.assert_allclose(got.grad_norm, expected.grad_norm, rtol=1e-5)
 
 
+INTERLEAVED = {"schedule": "interleaved_1f1b", "virtual_stages": 2}
+PIPELINES: dict[str, dict[str, object]] = {
+    "interleaved": {"mesh": {"pipeline": 2, "data": 2, "tensor": 2}, "pipeline": INTERLEAVED, "zero": {"stage": 2}},
+    "uneven": {"mesh": {"pipeline": 3, "data": 2}, "pipeline": {"layers": [1, 3, 1], "head": "last"}},
+}
+
+
+@cache
+def of_five_layers(layout: str) -> Program:
+    config = Config.from_dict({"model": {**MODEL, "layers": 5}, "batch": {"sequence": 8}, **PIPELINES.get(layout, {})})
+    return Program(config, make_mesh(config.mesh, jax.devices()[: config.mesh.num_devices]))
+
+
+def put(of: Program, arrays: dict[str, np.ndarray]) -> TrainState:
+    sharding = {name: x.sharding for name, x in logical.abstract_logical(of).items()}
+    return logical.from_logical(of, jax.device_put(arrays, sharding))
+
+
+def test_stages_and_one_device_hold_the_same_arrays(tmp_path: Path) -> None:
+    """Saved on stages, loaded on one device and on other stages, and back again: bit for bit."""
+    here, *others = (of_five_layers(layout) for layout in ("interleaved", "one device", "uneven", "interleaved"))
+    shapes = {name: (x.shape, x.dtype) for name, x in logical.abstract_logical(here).items()}
+    random = np.random.default_rng(0)
+    arrays = {name: (100 * random.normal(size=shape)).astype(dtype) for name, (shape, dtype) in shapes.items()}
+    state = put(here, arrays)
+    for step, there in enumerate(others):
+        checkpoints = Checkpoints(tmp_path / str(step), keep=1)
+        checkpoints.save(step, logical.to_logical(here, state), META)
+        checkpoints.close()
+        state = logical.from_logical(there, checkpoints.restore(step, logical.abstract_logical(there)))
+        assert_equal(logical.to_logical(there, state), arrays)
+        here = there
+
+
 def test_steps_that_follow_a_save_do_not_change_it(tmp_path: Path) -> None:
     of = program("data4_zero3")
     state = of.init()

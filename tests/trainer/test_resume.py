@@ -19,6 +19,11 @@ HALF = 10
 GOES_ON = {
     "as_before_but_longer": {"train.steps": 4 * HALF},
     "data2_tensor2_zero3": {"mesh": {"data": 2, "tensor": 2, "virtual_devices": 4}, "zero.stage": 3},
+    "pipeline2_tensor2_interleaved": {
+        "mesh": {"pipeline": 2, "tensor": 2, "virtual_devices": 4},
+        "pipeline": {"schedule": "interleaved_1f1b", "virtual_stages": 2},
+        "batch.micro": 4,
+    },
     "data3_zero2_accumulate2": {"mesh": {"data": 3, "virtual_devices": 3}, "zero.stage": 2, "batch.micro": 2},
 }
 
@@ -40,7 +45,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
     """Half of a run on data 4 under ZeRO 1, saved. The schedule is constant, so the run may become longer."""
     folder = tmp_path_factory.mktemp("resume")
     config = {
-        "model": {"layers": 2, "hidden": 24, "heads": 4, "kv_heads": 2, "ffn": 40, "vocab": 290, "context": 32},
+        "model": {"layers": 5, "hidden": 24, "heads": 4, "kv_heads": 2, "ffn": 40, "vocab": 290, "context": 32},
         "mesh": {"data": 4, "virtual_devices": 4},
         "zero": {"stage": 1},
         "batch": {"global": 12, "sequence": 32},
