@@ -96,7 +96,7 @@ def _one_chunk(name: str, chunks: int) -> None:
     if chunks != 1:
         raise ValueError(
             f"schedule {name} has one chunk (virtual stage) on each stage, not {chunks}; "
-            f"use interleaved_1f1b, or {name} with 1"
+            f"use interleaved_1f1b, or {name} with 1 (pipeline.virtual_stages=1)"
         )
 
 

@@ -42,7 +42,7 @@ class Data(NamedTuple):
 def weights(layers: int) -> Arrays:
     random = np.random.default_rng(0)
     shapes = {"embed": (I, D), MATRIX: (layers, D, D), "blocks.bias": (layers, D), "head": (D, O)}
-    return {name: jnp.asarray(random.normal(size=shape), jnp.float32) for name, shape in shapes.items()}
+    return {name: jnp.asarray(random.normal(scale=0.5, size=shape), jnp.float32) for name, shape in shapes.items()}
 
 
 def data(micro_batches: int, rows: int = B) -> Data:
