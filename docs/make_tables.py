@@ -82,25 +82,31 @@ def kept() -> Iterator[str]:
 
 
 def heads() -> Iterator[str]:
-    """What it costs where embedding and head are, in the same example."""
-    yield "| `head` | weights, gradients, optimizer | sent from stage to stage | reduced over all stages |"
-    yield "|---|---|---|---|"
+    """What it costs where embedding and head are: in the same example, and for BLOOM as it was trained."""
+    yield "| | `head` | weights, gradients, optimizer | sent from stage to stage | reduced over all stages |"
+    yield "|---|---|---|---|---|"
     for head in ("spread", "last"):
-        described = staged("full", head=head)
-        sent: Counter[str] = Counter()
-        for transfer in described.wire:
-            if "pipeline" in transfer.axes:
-                sent[transfer.kind] += transfer.link_bytes / 2**30
-        memory = described.memory
-        held = (memory.weights + memory.gradients + memory.optimizer) / 2**30
-        sizes = (f"{size:.3g} GiB" for size in (held, sent["permute"], sent["all_reduce"]))
-        yield f"| `{head}` | {' | '.join(sizes)} |"
+        yield f"| Llama 3 8B, 4 stages | `{head}` | {_costs_of_head(staged('full', head=head))} |"
+    for head in ("spread", "last"):
+        bloom = describe(Config.load(FOLDER.parent / "configs/bloom-176b.yaml", {"pipeline.head": head}))
+        yield f"| BLOOM 176B, 12 stages | `{head}` | {_costs_of_head(bloom)} |"
     yield ""
+
+
+def _costs_of_head(described: Description) -> str:
+    """Three cells: bytes of state per device, and bytes of two kinds on its links."""
+    sent: Counter[str] = Counter()
+    for transfer in described.wire:
+        if "pipeline" in transfer.axes:
+            sent[transfer.kind] += transfer.link_bytes
+    memory = described.memory
+    held = memory.weights + memory.gradients + memory.optimizer
+    return " | ".join(f"{size / 2**30:.3g} GiB" for size in (held, sent["permute"], sent["all_reduce"]))
 
 
 @cache
 def staged(recompute: str, **pipeline: str) -> Description:
-    """The example of docs/pipelines.md, on the stage that sends most."""
+    """The example of docs/pipelines.md."""
     overrides = {
         "mesh": {"pipeline": 4, "data": 2},
         "zero.stage": 1,
