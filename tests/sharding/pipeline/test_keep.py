@@ -33,7 +33,7 @@ ALL, NOT_ALL = np.array([3, 4, 5], np.int32), np.array([4, -1, 5], np.int32)
 
 @dataclass(frozen=True)
 class Kind:
-    """Of a stage: two matrices a layer, bfloat16, and a mask."""
+    """Of a stage: two matrices a layer, of which one goes through a function; in bfloat16, with a mask."""
 
     zero: int
     may_lack: bool = False
@@ -74,8 +74,8 @@ class Kind:
 
 NOT_FETCHED = jax.checkpoint_policies.save_anything_except_these_names(FETCHED)
 KINDS = {
-    "casts": Kind(0),
-    "casts, unrolled": Kind(0, unrolled=True),
+    "whole": Kind(0),
+    "whole, unrolled": Kind(0, unrolled=True),
     "gathered before": Kind(2, may_lack=True),
     "gathered by the layer": Kind(3),
     "gathered by the layer, a layer missing": Kind(3, may_lack=True, policy=NOT_FETCHED),
@@ -146,11 +146,11 @@ def test_gradients_are_the_same_whatever_is_kept(name: str) -> None:
     residuals, inputs = run(kind, numbers, gradients, PartitionSpec("data"))
     for one, other in zip(jax.tree.leaves(residuals), jax.tree.leaves(inputs), strict=True):
         assert jnp.any(one != 0)
-        np.testing.assert_array_equal(one.astype(jnp.float32), other.astype(jnp.float32))
+        np.testing.assert_allclose(one.astype(jnp.float32), other.astype(jnp.float32), atol=0.01 * jnp.abs(one).max())
 
 
 def test_inputs_are_all_that_is_kept_of_them() -> None:
-    kind = KINDS["casts"]
+    kind = KINDS["whole"]
 
     def kept(learned: Any, others: Any, x: jax.Array, d_y: jax.Array) -> jax.Array:
         (only,) = KeepInputs(kind).forward(learned, others, x)[1]
