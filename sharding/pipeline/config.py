@@ -21,7 +21,7 @@ class PipelineConfig:
     the first stages having one more."""
     keep: Literal["residuals", "inputs"] = "residuals"
     """What a stage keeps of a micro-batch for its backward pass: the activations that `recompute` leaves, or only what
-    came in, to run the whole stage again."""
+    came in, to run the whole stage again ([table](pipelines.md#what-a-stage-keeps))."""
     head: Literal["spread", "last"] = "spread"
     """Where embedding and output matrix are: cut over all stages by vocabulary, or whole, used by the first and the
-    last."""
+    last ([costs](pipelines.md#embedding-and-head))."""
