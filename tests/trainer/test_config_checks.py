@@ -183,6 +183,6 @@ class TestResolve:
 
 
 def test_a_pipeline_section_needs_stages_or_that_there_are_none_said() -> None:
-    with pytest.raises(ConfigError, match="pipeline: has no effect with mesh.pipeline=1"):
+    with pytest.raises(ConfigError, match=r"pipeline: has no effect with mesh.pipeline=1"):
         Config.from_dict({"pipeline": {"keep": "inputs"}})
     assert Config.from_dict({"pipeline": {"keep": "inputs"}, "mesh": {"pipeline": 1}}).pipeline.keep == "inputs"
