@@ -16,15 +16,14 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 
-from jax.extend.core import ClosedJaxpr
-
 from benchmarks.common import show
+from benchmarks.pipeline_program import tick_loops
 from sharding.pipeline.branch import LAYER
 from sharding.pipeline.executor import Pipeline
 from trainer.config import Config
 from trainer.flops import flops
 from trainer.pipeline import make_pipeline
-from trainer.trace import Trace, trace_step, visits
+from trainer.trace import Trace, trace_step
 
 P = 4
 MICRO, SEQUENCE, HIDDEN, VOCAB = 1, 128, 128, 2048  # the head costs as much as one of a stage's two layers
@@ -97,7 +96,7 @@ class Case:
         """FLOPs of a device of each stage in a steady tick in which it does all that it ever does."""
         phases = self.pipeline.schedule.phases
         steady = next(index for index, phase in enumerate(phases) if phase.forward and phase.backward)
-        tick = tick_programs(self.trace.program)[steady]
+        tick = tick_loops(self.trace.program)[steady].params["jaxpr"]
         return [flops(tick, _at_work(shares)) for shares in self.trace.shares]
 
 
@@ -115,13 +114,6 @@ CASES = [
     Case(head="last"),
     Case("interleaved_1f1b", 2, keep="inputs", head="last"),
 ]
-
-
-def tick_programs(step: ClosedJaxpr) -> list[ClosedJaxpr]:
-    """One tick of each phase: the bodies of the loops that send from stage to stage."""
-    loops = (equation for equation, _, _ in visits(step, {}) if equation.primitive.name == "scan")
-    bodies = [loop.params["jaxpr"] for loop in loops]
-    return [body for body in bodies if any(equation.primitive.name == "ppermute" for equation in body.jaxpr.eqns)]
 
 
 def _at_work(shares: Mapping[str, Fraction]) -> dict[str, Fraction]:
