@@ -15,7 +15,6 @@ from trainer.pipeline import make_schedule
 from trainer.program import plan_layouts
 from trainer.trace import trace_step
 
-
 MEMORY = [pipeline_memory.Case("1f1b", 1, "residuals"), pipeline_memory.Case("interleaved_1f1b", 2, "inputs")]
 
 
