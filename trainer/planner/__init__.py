@@ -1,0 +1,12 @@
+"""What a training step will need and take on GPUs that are not there, from closed forms.
+
+    estimate(Arrangement.of(config), load("h100"))
+
+Knows configs and what the trainer does; starts no device and traces nothing.
+"""
+
+from trainer.planner.arrangement import Arrangement
+from trainer.planner.estimate import Estimate, estimate
+from trainer.planner.gpu import KINDS, Gpu, load
+
+__all__ = ["KINDS", "Arrangement", "Estimate", "Gpu", "estimate", "load"]

@@ -1,0 +1,56 @@
+"""Where the devices of a mesh axis stand, and how long they take to exchange: rings over NVLink or the network.
+
+Devices are laid out with `tensor` innermost and `pipeline` outermost, node after node. Times are seconds if nothing
+else happens; what hides them is not known here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainer.planner.gpu import Gpu
+
+
+@dataclass(frozen=True)
+class Group:
+    """Devices that exchange with each other in a ring."""
+
+    size: int
+    bandwidth: float
+    """Bytes/s of each device each way."""
+    latency: float
+    """Seconds of one way around."""
+
+    def gather(self, num_bytes: float) -> float:
+        """Seconds of an all-gather to, or a reduce-scatter of, arrays of `num_bytes` each."""
+        if self.size == 1:
+            return 0.0
+        return (self.size - 1) / self.size * num_bytes / self.bandwidth + self.latency
+
+    def all_reduce(self, num_bytes: float) -> float:
+        """Seconds: a reduce-scatter and an all-gather."""
+        return 2 * self.gather(num_bytes)
+
+    def send(self, num_bytes: float) -> float:
+        """Seconds of sending to a neighbour, all at once."""
+        return 0.0 if self.size == 1 else num_bytes / self.bandwidth + self.latency / (self.size - 1)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Nodes of equal GPUs."""
+
+    gpu: Gpu
+    gpus_per_node: int
+
+    def group(self, size: int, stride: int) -> Group:
+        """`size` devices, each `stride` after the one before, as all such groups of the cluster exchange at once."""
+        near = min(size, max(1, self.gpus_per_node // stride))  # in one node
+        link = self.gpu.nvlink
+        if near == size:
+            return Group(size, link.bandwidth, (size - 1) * link.latency)
+        # A ring enters and leaves a node once, and has the network's share of all its members there.
+        share = self.gpu.node_bandwidth * self.gpu.efficiency.network * near / self.gpus_per_node
+        nodes = -(-size // near)
+        latency = (nodes - 1) * self.gpu.network_latency + nodes * (near - 1) * link.latency
+        return Group(size, min(link.bandwidth, share), latency)

@@ -1,0 +1,138 @@
+"""Bytes that each GPU holds at the fullest moment of a step, by what they are, for every pipeline stage.
+
+Closed forms of what a trainer keeps (`practice`) and of what is alive at once (`flow`); the traced step knows better,
+for ours. Knows the GPU only as what its driver holds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from trainer.planner.arrangement import Arrangement
+from trainer.planner.gpu import Gpu
+from trainer.planner.practice import Kept
+from trainer.planner.sizes import Block, Stage, block, stages, vocab
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one GPU."""
+
+    weights: float
+    """The copy that layers compute with, where it is held for the whole step."""
+    gradients: float
+    """Their sum, and those of a micro-batch beside it."""
+    master: float
+    """Float32 weights."""
+    optimizer: float
+    """Moments, and a float32 copy of gradients that are summed in less."""
+    activations: float
+    """Kept for backward passes, and those of the block at work."""
+    logits: float
+    gathered: float
+    """Weights gathered for the part at work."""
+    pipeline: float
+    """Messages between stages."""
+    collectives: float
+    """Copies of what is reduced or gathered."""
+    overhead: float
+    """The driver, libraries, NCCL, and what the allocator wastes."""
+
+    @property
+    def total(self) -> float:
+        return sum(getattr(self, field.name) for field in fields(self))
+
+
+def stage_memory(arrangement: Arrangement, gpu: Gpu) -> list[Memory]:
+    """Of each pipeline stage."""
+    of_block = block(arrangement.model, arrangement.tensor)
+    held = stages(arrangement)
+    return [
+        _with_overhead(_Parts(arrangement, of_block, stage, index), arrangement.practice.allocator, gpu.reserved_bytes)
+        for index, stage in enumerate(held)
+    ]
+
+
+def _with_overhead(parts: _Parts, allocator: float, reserved: float) -> Memory:
+    used = {field.name: getattr(parts, field.name)() for field in fields(Memory) if field.name != "overhead"}
+    return Memory(**used, overhead=(allocator - 1) * sum(used.values()) + reserved)
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """One stage; each method is a field of `Memory`."""
+
+    a: Arrangement
+    block: Block
+    stage: Stage
+    index: int
+
+    @property
+    def elements(self) -> float:
+        return self.stage.elements
+
+    def weights(self) -> float:
+        is_master = self.a.itemsize == 4 and self.a.sharded == 0
+        return 0.0 if self.a.sharded == 3 or is_master else self.elements * self.a.itemsize
+
+    def gradients(self) -> float:
+        a = self.a
+        of_sum = self.elements * a.sum_itemsize / (a.data if a.sharded >= 2 else 1)
+        apart = a.practice.micro_gradients and a.sharded < 2 and a.micro_batches > 1 and a.sum_itemsize != a.itemsize
+        of_micro_batch = self.elements * a.itemsize / (a.chunks if a.practice.lockstep else 1) if apart else 0
+        return of_sum + of_micro_batch
+
+    def master(self) -> float:
+        return 4 * self.elements / self.a.shares
+
+    def optimizer(self) -> float:
+        copies = 1 if self.a.sum_itemsize < 4 else 0
+        return 4 * (self.a.moments + copies) * self.elements / self.a.shares
+
+    def activations(self) -> float:
+        a = self.a
+        kept = self.bytes_kept(a.practice.kept[a.recompute])
+        alive = a.flow.alive[self.index]
+        at_work = self.bytes_kept(a.practice.kept["none"])
+        layers = self.stage.layers / a.chunks
+        if a.keeps_inputs:
+            return alive * self.message + layers * kept + at_work
+        return alive * layers * kept + at_work
+
+    def logits(self) -> float:
+        a, practice = self.a, self.a.practice
+        if not (practice.lockstep or self.index == a.pipeline - 1):
+            return 0.0
+        tokens = min(a.tokens, practice.loss_chunk or a.tokens)
+        return tokens * vocab(a) * practice.loss_bytes
+
+    def gathered(self) -> float:
+        if self.a.sharded < 3:
+            return 0.0
+        return max(self.block.elements, self.stage.embedding, self.stage.head) * self.a.itemsize
+
+    def pipeline(self) -> float:
+        # One on its way each way, and one in each inbox. Asynchronous stages keep what arrives as the block's input.
+        return 4 * self.message if self.a.pipeline > 1 and self.a.practice.lockstep else 0.0
+
+    def collectives(self) -> float:
+        a = self.a
+        return min(a.practice.bucket, self.elements) * (a.sum_itemsize + a.itemsize) if a.data > 1 else 0.0
+
+    @property
+    def message(self) -> float:
+        """Bytes of the residual stream of a micro-batch, as a device holds it."""
+        return self.a.tokens * self.a.region * self.a.model.hidden * self.a.itemsize
+
+    def bytes_kept(self, kept: Kept) -> float:
+        """Of one block for one micro-batch."""
+        a, block = self.a, self.block
+        per_token = (
+            kept.region * a.region * a.model.hidden
+            + kept.whole * a.model.hidden
+            + kept.qkv * block.qkv
+            + kept.attention * block.attention
+            + kept.ffn * block.ffn
+            + kept.scores * block.heads * a.sequence
+        )
+        return a.tokens * per_token * a.itemsize

@@ -1,0 +1,138 @@
+"""How a trainer does its work whatever the layout: what it keeps, sends, repeats and hides. One value for each trainer.
+
+So estimates have no branches on whose run they are of. Elements are of the compute dtype. Knows nothing of sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from models.recompute import RecomputePolicy
+
+Hidden = Literal["tensor", "stages", "ends", "layers"]
+"""What may travel beside work: collectives of tensor parallelism; activations between stages; gradients in the last
+backward of a step and weights in its first forward; gradients and weights of a layer in that of its neighbours."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a block keeps of a micro-batch for its backward pass, in multiples of its arrays."""
+
+    region: float
+    """Of the residual stream, as it is between the matmuls: cut over `tensor` under sequence parallelism."""
+    whole: float = 0
+    """Of the residual stream with the sequence whole, as it goes into column-parallel matmuls."""
+    qkv: float = 0
+    """Of queries, keys and values."""
+    attention: float = 0
+    """Of attention's output."""
+    ffn: float = 0
+    """Of what each matrix makes that goes into the MLP."""
+    scores: float = 0
+    """Of the attention scores, where they are materialised."""
+
+
+@dataclass(frozen=True)
+class Again:
+    """The parts of a block's forward pass that its backward pass repeats."""
+
+    matmul: float = 0
+    attention: float = 0
+    elementwise: float = 0
+    tensor: float = 0
+    """Of what it sends over `tensor`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Practice:
+    """The habits of one trainer."""
+
+    sequence_parallel: bool
+    """Norms and residuals are cut over `tensor`, with gathers and scatters around; else all-reduces."""
+    attention: Literal["flash", "materialised"]
+    """Scores stay on the chip and only the causal half is computed, or they are written to memory, all of them."""
+    score_bytes: float = 0
+    """Read and written for each materialised score besides the two matmuls, forward; a backward takes 11/9 of it."""
+    kept: Mapping[RecomputePolicy, Kept]
+    again: Mapping[RecomputePolicy, Again]
+    hides: frozenset[Hidden] = frozenset()
+    lockstep: bool = False
+    """All stages work tick by tick, and hold what the largest needs. Else they are asynchronous, the first holds the
+    embedding, and the last the head (a copy, where they are tied)."""
+    micro_gradients: bool = False
+    """The gradients of one micro-batch lie beside their sum, in the compute dtype."""
+    adds: Literal["fused", "added", "cast"] = "added"
+    """How gradients get into their sum: by the matmul itself; by an addition; or cast first, where dtypes differ."""
+    reduces_whole: bool = False
+    """Gradients are all-reduced, although a device needs only its share of them."""
+    loss_bytes: float
+    """Held for each logit while the loss is at work."""
+    loss_chunk: int | None = None
+    """Tokens whose logits are there at a time; None: all."""
+    bucket: float = 0
+    """Elements that are copied into one array to be reduced, and as many to be gathered."""
+    allocator: float
+    """Memory taken from the device for each byte in use, by fragmentation and what is cached."""
+
+
+_MEGATRON_NONE = Kept(region=5, qkv=1, attention=1, ffn=2, scores=2.5)  # s·b·h·(34 + 5·a·s/h) bytes, dropout and all
+_TORCH = 1.18
+
+MEGATRON_2021 = Practice(
+    sequence_parallel=False,
+    attention="materialised",
+    score_bytes=9,
+    kept={
+        "none": _MEGATRON_NONE,
+        "selective": replace(_MEGATRON_NONE, scores=0),
+        "full": Kept(region=1),
+    },
+    again={
+        "none": Again(),
+        "selective": Again(attention=1),
+        "full": Again(matmul=1, attention=1, elementwise=1, tensor=1),
+    },
+    loss_bytes=10,
+    allocator=_TORCH,
+)
+"""Megatron-LM as in Narayanan et al. 2021 (arXiv 2104.04473)."""
+
+MEGATRON_2022 = replace(MEGATRON_2021, sequence_parallel=True, adds="fused")
+"""Megatron-LM with sequence parallelism and selective recomputation: Korthikanti et al. 2022 (arXiv 2205.05198)."""
+
+MEGATRON_DEEPSPEED = replace(MEGATRON_2021, micro_gradients=True, adds="cast", reduces_whole=True, bucket=5e8)
+"""Megatron-DeepSpeed of 2021-22 (BLOOM, MT-NLG): DeepSpeed's pipeline engine and its optimizers for 16 bits."""
+
+MEGATRON_CORE = replace(
+    MEGATRON_2022,
+    attention="flash",
+    score_bytes=0,
+    kept={policy: replace(kept, scores=0) for policy, kept in MEGATRON_2021.kept.items()},
+    hides=frozenset({"tensor", "stages", "ends"}),
+)
+"""Megatron-Core of 2024 as its own tables were made: all that it can overlap, and the distributed optimizer."""
+
+MESHWRIGHT = Practice(
+    sequence_parallel=True,
+    attention="materialised",
+    score_bytes=14,  # scores and softmax in float32
+    kept={
+        "none": Kept(region=2, whole=2, qkv=1, attention=2, ffn=1, scores=2),
+        "selective": Kept(region=2, qkv=1, attention=1, ffn=1),
+        "full": Kept(region=1),
+    },
+    again={
+        "none": Again(),
+        "selective": Again(attention=1, elementwise=1, tensor=0.5),
+        "full": Again(matmul=1, attention=1, elementwise=1, tensor=0.75),
+    },
+    hides=frozenset({"stages", "layers"}),
+    lockstep=True,
+    micro_gradients=True,
+    loss_bytes=10,
+    loss_chunk=1024,
+    allocator=1.0,
+)
+"""This trainer. What a block keeps is that of `trainer.saved`, and what it sends again that of `docs/recompute.md`."""
