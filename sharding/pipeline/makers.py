@@ -14,6 +14,9 @@ import numpy as np
 
 from sharding.pipeline.schedule import BACKWARD, CHUNK, FORWARD, IDLE, MICRO_BATCH, Schedule, with_slots
 
+MOST_SLOTS = 1.125
+"""What interleaving takes for a smaller bubble, as a part of the V·P + P - 1 that groups of P need."""
+
 
 def gpipe(stages: int, chunks: int, micro_batches: int) -> Schedule:
     """All forwards, then all backwards (Huang et al. 2019, arXiv:1811.06965). Keeps M micro-batches.
@@ -43,12 +46,12 @@ def interleaved_1f1b(stages: int, chunks: int, micro_batches: int) -> Schedule:
     """1F1B of stages that hold several chunks (Narayanan et al. 2021, arXiv:2104.04473, section 2.2).
 
     Micro-batches go through in groups of P, each group through all chunks in turn. Where P does not divide M the groups
-    are of the sizes nearest to P: from a larger one, activations wait for their turn at the next chunk, which costs
-    slots and no time; a smaller one leaves places idle. With groups of P to G the bubble is (P - 1) / (V·M), and
-    (V - 1)·G + min(M, 2P - 1) chunks are kept.
+    are larger: activations wait for their turn at the next chunk, which costs slots and no time; or smaller, which
+    leaves places idle, where larger ones would cost many slots. With groups of P to G the bubble is (P - 1) / (V·M),
+    and (V - 1)·G + min(M, 2P - 1) chunks are kept.
     """
     stage, chunk, micro_batch = np.indices((stages, chunks, micro_batches))
-    group, member, size = _groups(stages, micro_batches)
+    group, member, size = _groups(stages, chunks, micro_batches)
     turns = np.maximum(size, stages if chunks > 1 else 0)  # until the first of a group is back for its next chunk
     begins = chunks * np.concatenate([[0], turns.cumsum()[:-1]])
     in_turn = (begins[group] + member)[micro_batch]
@@ -59,9 +62,12 @@ def interleaved_1f1b(stages: int, chunks: int, micro_batches: int) -> Schedule:
     return _schedule("interleaved_1f1b", forward, backward)
 
 
-def _groups(stages: int, micro_batches: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of each micro-batch its group and place in it, and of each group its size: as even as can be, nearest to P."""
-    num_groups = max(1, -(-(2 * micro_batches - stages) // (2 * stages)))
+def _groups(stages: int, chunks: int, micro_batches: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of each micro-batch its group and place in it, and of each group its size: as even as can be."""
+    num_groups = max(1, micro_batches // stages)
+    slots = (chunks - 1) * -(-micro_batches // num_groups) + min(micro_batches, 2 * stages - 1)
+    if slots > MOST_SLOTS * (chunks * stages + stages - 1):
+        num_groups += 1
     few, more = divmod(micro_batches, num_groups)
     size = np.array([few + (index < more) for index in range(num_groups)])
     group = np.repeat(np.arange(num_groups), size)

@@ -22,7 +22,8 @@ MADE: dict[tuple[str, int, int, int], tuple[int, int]] = {
     **{("1f1b", stages, 1, number): (1, 1) for stages in (2, 5, 8) for number in (1, 4, 7, 16)},
     **{("interleaved_1f1b", stages, chunks, 8): (1, 1) for stages in (2, 4, 8) for chunks in (2, 3)},
     ("interleaved_1f1b", 8, 2, 5): (1, 1),
-    ("interleaved_1f1b", 2, 2, 7): (2, 2),
+    ("interleaved_1f1b", 2, 2, 7): (1, 1),  # in smaller groups: larger ones would keep too much
+    ("interleaved_1f1b", 4, 2, 9): (2, 2),
     ("interleaved_1f1b", 5, 3, 7): (3, 3),
 }
 

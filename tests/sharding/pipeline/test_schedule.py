@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import numpy as np
@@ -61,10 +60,12 @@ def fault(units: np.ndarray) -> tuple[int, ...] | None:
     return None if len(ran) == 2 * chunks * stages * micro_batches else ()
 
 
-def group_sizes(stages: int, micro_batches: int) -> list[int]:
-    """Micro-batches that go through the chunks together: as many groups as P fits into M, rounded, half of one down."""
-    number = max(1, math.ceil(micro_batches / stages - 0.5))
-    return sorted((len(part) for part in np.array_split(np.arange(micro_batches), number)), reverse=True)
+def group_sizes(stages: int, chunks: int, micro_batches: int) -> list[int]:
+    """Micro-batches that go through the chunks together: P or more, unless that would keep an eighth more chunks."""
+    split = [np.array_split(np.arange(micro_batches), max(1, micro_batches // stages) + more) for more in (0, 1)]
+    larger, smaller = (sorted(map(len, groups), reverse=True) for groups in split)
+    begun = min(micro_batches, 2 * stages - 1)
+    return larger if (chunks - 1) * larger[0] + begun <= 9 / 8 * (chunks * stages + stages - 1) else smaller
 
 
 @pytest.mark.parametrize("stages", STAGES)
@@ -76,7 +77,7 @@ def test_schedules_are_valid_and_cost_what_the_formulas_say(name: str, stages: i
         held = schedule.num_stages, schedule.num_chunks, schedule.num_micro_batches
         assert held == (stages, chunks, micro_batches)
         assert schedule.runs.any(axis=(1, 2)).all(), "no tick is idle on all stages"
-        groups = group_sizes(stages, micro_batches) if name == "interleaved_1f1b" else [micro_batches]
+        groups = group_sizes(stages, chunks, micro_batches) if name == "interleaved_1f1b" else [micro_batches]
         # A group smaller than P holds places for P in each chunk; but nobody waits for those behind the very last.
         places = sum(max(size, stages) for size in groups) if chunks > 1 else micro_batches
         missing = max(stages - groups[-1], 0) if chunks > 1 else 0
@@ -120,7 +121,7 @@ def test_1f1b_as_in_the_books() -> None:
     np.testing.assert_array_equal(make("1f1b", 2, 1, 4).live(), [[1, 0], [2, 1], [3, 1], [3, 1], [2, 1], [1, 0]])
 
 
-@pytest.mark.parametrize(("stages", "chunks", "micro_batches"), [(4, 2, 9), (4, 2, 6), (8, 3, 17)])
+@pytest.mark.parametrize(("stages", "chunks", "micro_batches"), [(4, 2, 9), (4, 2, 6), (8, 3, 17), (12, 2, 128)])
 def test_a_rest_makes_groups_larger_and_no_bubble(stages: int, chunks: int, micro_batches: int) -> None:
     schedule = make("interleaved_1f1b", stages, chunks, micro_batches)
     assert schedule.bubble() == pytest.approx((stages - 1) / (chunks * micro_batches))
