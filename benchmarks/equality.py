@@ -165,6 +165,7 @@ def main(names: list[str]) -> int:
         raise SystemExit(f"no row is called {', '.join(sorted(unknown))}; rows are called such as {ROWS[0]}")
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", max(row.num_devices for row in rows))
+    header = _header()  # of the code that runs: it may change meanwhile
     width = max(len(str(row)) for row in rows)
     lines = [f"{'row':<{width}}" + "".join(f"{quantity:>11}" for quantity in QUANTITIES)]
     print(lines[0])
@@ -179,17 +180,21 @@ def main(names: list[str]) -> int:
     lines.append(f"{failed} of {len(rows)} rows differ by more than they may.")
     print(lines[-1])
     if not names:
-        _record(lines)
+        RESULTS.mkdir(exist_ok=True)
+        path = RESULTS / f"equality-{datetime.date.today()}.txt"
+        path.write_text("\n".join(header + lines) + "\n")
+        print(f"written to {path}")
     return failed
 
 
-def _record(lines: list[str]) -> None:
+def _header() -> list[str]:
+    """What ran, and where."""
     environment = describe_environment([], None)
     packages = ", ".join(
         f"{name} {environment['packages'][name]}" for name in ("jax", "jaxlib", "flax", "optax", "numpy")
     )
     machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
-    header = [
+    return [
         "command:  python -m benchmarks.equality",
         f"date:     {environment['start']}",
         f"commit:   {environment['git_commit']}",
@@ -200,10 +205,6 @@ def _record(lines: list[str]) -> None:
         "          1e-4; with AdamW's epsilon 1e-8 and Lion weights as a whole, by the L2 norm, 1e-4.",
         "",
     ]
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"equality-{datetime.date.today()}.txt"
-    path.write_text("\n".join(header + lines) + "\n")
-    print(f"written to {path}")
 
 
 if __name__ == "__main__":
