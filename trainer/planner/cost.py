@@ -98,15 +98,18 @@ class Costs:
     @cached_property
     def again(self) -> Cost:
         """Of one block: what its backward pass repeats of its forward pass."""
-        part, forward = self.arrangement.practice.again[self.arrangement.recompute], self.forward
+        a, forward, attention = self.arrangement, self.forward, self._attention_forward
+        part = a.practice.again[a.recompute]
         repeated = Cost(
+            flops=part.matmul * (forward.flops - attention.flops) + part.attention * attention.flops,
             matmul=part.matmul * forward.matmul,
-            attention=part.attention * forward.attention,
+            attention=part.attention * attention.attention,
             elementwise=part.elementwise * forward.elementwise,
             tensor=part.tensor * forward.tensor,
         )
-        flops = part.matmul * (forward.flops - self._attention_forward.flops)
-        return repeated + Cost(flops=flops + part.attention * self._attention_forward.flops)
+        if not part.last:
+            repeated += (self._matmul(a.tokens, self._activation, self.block.hidden) + self._exchange(0.5)) * -1
+        return repeated
 
     @cached_property
     def edge(self) -> Cost:
@@ -162,7 +165,7 @@ class Costs:
         moved = a.tokens * (whole * a.region * a.model.hidden + split) * a.itemsize
         return Cost(elementwise=moved / self.gpu.bytes_per_second + kernels * self.gpu.launch_seconds)
 
-    def _exchange(self, times: int) -> Cost:
+    def _exchange(self, times: float) -> Cost:
         """All-reduces of the residual stream over `tensor`; under sequence parallelism, scatters and gathers of it."""
         a = self.arrangement
         return Cost(tensor=times * self.tensor.all_reduce(a.tokens * a.model.hidden * a.itemsize))

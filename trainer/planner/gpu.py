@@ -44,7 +44,7 @@ class Efficiency:
     memory: float = Field(gt=0, le=1)
     """Of `memory_bandwidth`, in elementwise work."""
     network: float = Field(gt=0, le=1)
-    """Of `node_bandwidth`."""
+    """Of `network_bandwidth`."""
     overlap: float = Field(ge=0, le=1)
     """Of the time of a collective, how much the work beside it can hide."""
 
@@ -66,8 +66,8 @@ class Gpu:
     """Bytes/s each way, by the data sheet."""
     nvlink: Link
     """What collectives within a node reach."""
-    node_bandwidth: float = Field(gt=0)
-    """Bytes/s that all GPUs of a node together can send to other nodes, by the data sheet."""
+    network_bandwidth: float = Field(gt=0)
+    """Bytes/s that each GPU of a node can send to other nodes while all do, by the data sheet."""
     network_latency: float = Field(ge=0)
     """Seconds for each node that a ring passes."""
     launch_seconds: float = Field(ge=0)

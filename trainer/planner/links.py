@@ -50,7 +50,7 @@ class Cluster:
         if near == size:
             return Group(size, link.bandwidth, (size - 1) * link.latency)
         # A ring enters and leaves a node once, and has the network's share of all its members there.
-        share = self.gpu.node_bandwidth * self.gpu.efficiency.network * near / self.gpus_per_node
+        share = self.gpu.network_bandwidth * self.gpu.efficiency.network * near
         nodes = -(-size // near)
         latency = (nodes - 1) * self.gpu.network_latency + nodes * (near - 1) * link.latency
         return Group(size, min(link.bandwidth, share), latency)

@@ -43,6 +43,8 @@ class Again:
     elementwise: float = 0
     tensor: float = 0
     """Of what it sends over `tensor`."""
+    last: bool = True
+    """The last matmul, too, and what sums its result over `tensor`: only the next block needs it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +128,7 @@ MESHWRIGHT = Practice(
     again={
         "none": Again(),
         "selective": Again(attention=1, elementwise=1, tensor=0.5),
-        "full": Again(matmul=1, attention=1, elementwise=1, tensor=0.75),
+        "full": Again(matmul=1, attention=1, elementwise=1, tensor=1, last=False),
     },
     hides=frozenset({"stages", "layers"}),
     lockstep=True,

@@ -32,9 +32,9 @@ PRECISIONS = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 POLICIES: tuple[RecomputePolicy, ...] = ("none", "selective", "full")
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 """That are tried where a row does not say."""
-NETWORKS = {"BLOOM": 50e9}
-"""A word of the source -> bytes/s that a node of its cluster sends, where that is not what the GPU's file says: Jean
-Zay's nodes of 8 A100 have 4 Omni-Path links of 100 Gbit/s."""
+NETWORKS = {"BLOOM": 50e9 / 8}
+"""A word of the source -> bytes/s of the network for each GPU of its cluster, where that is not what the GPU's file
+says: Jean Zay's nodes of 8 A100 have 4 Omni-Path links of 100 Gbit/s."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,8 +136,8 @@ def kind_of(run: Run) -> str:
 def gpu_of(run: Run) -> Gpu:
     """The kind of GPU, in the cluster that the run was on."""
     gpu = gpus.load(kind_of(run))
-    network = next((speed for word, speed in NETWORKS.items() if word in run.source), gpu.node_bandwidth)
-    return dataclasses.replace(gpu, node_bandwidth=network)
+    network = next((speed for word, speed in NETWORKS.items() if word in run.source), gpu.network_bandwidth)
+    return dataclasses.replace(gpu, network_bandwidth=network)
 
 
 def practice_of(run: Run) -> Practice:
@@ -234,7 +234,11 @@ def _run(row: dict[str, str], place: str) -> Run:
     for column, known in (("precision", PRECISIONS), ("flops_convention", CONVENTIONS)):
         if values[column] not in known:
             raise ConfigError(f"{place}: {column}: {values[column]!r} is none of {', '.join(known)}")
-    return Run(**values)
+    run = Run(**values)
+    if run.data * run.tensor * run.pipeline != run.gpus:
+        mesh = f"{run.data} data x {run.tensor} tensor x {run.pipeline} pipeline"
+        raise ConfigError(f"{place}: {mesh} are not the {run.gpus} GPUs of the run")
+    return run
 
 
 def _value(text: str, kind: Any, place: str) -> Any:

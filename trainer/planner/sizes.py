@@ -50,7 +50,6 @@ def block(model: ModelConfig, tensor: int) -> Block:
     for name, _ in linear_shapes(model).items():
         width = widths.get(name, ffn)
         matrices.append((width, model.hidden) if name in ROW_PARALLEL else (model.hidden, width))
-    norm = model.hidden * (2 if model.norm == "layernorm" else 1)
     num_into_ffn = 2 if model.activation == "swiglu" else 1
     qkv = widths["query"] + widths["key"] + widths["value"]
     biases = qkv + num_into_ffn * ffn + 2 * model.hidden if model.bias else 0
@@ -62,8 +61,13 @@ def block(model: ModelConfig, tensor: int) -> Block:
         num_into_ffn=num_into_ffn,
         heads=heads,
         matrices=tuple(matrices),
-        vectors=2 * norm + biases,
+        vectors=2 * norm(model) + biases,
     )
+
+
+def norm(model: ModelConfig) -> int:
+    """Elements of one norm."""
+    return model.hidden * (2 if model.norm == "layernorm" else 1)
 
 
 def vocab(arrangement: Arrangement) -> float:
@@ -78,7 +82,7 @@ class Stage:
     layers: int
     blocks: float
     embedding: float
-    """With learned positions."""
+    """With learned positions, and its norm."""
     head: float
     """Its matrix, or its copy of the embedding where they are tied and apart; and the last norm."""
 
@@ -93,6 +97,7 @@ def stages(arrangement: Arrangement) -> list[Stage]:
     of_block = block(model, a.tensor).elements
     table = vocab(a) * model.hidden
     positions = model.context * model.hidden if model.positions == "learned" else 0
+    embedding = table + positions + (norm(model) if model.embedding_norm else 0)
     held = []
     for index in range(a.pipeline):
         first = a.practice.lockstep or index == 0
@@ -103,8 +108,8 @@ def stages(arrangement: Arrangement) -> list[Stage]:
             Stage(
                 layers=layers,
                 blocks=layers * of_block,
-                embedding=(table + positions) if first else 0,
-                head=(table if untied else 0) + (2 * model.hidden if last else 0),
+                embedding=embedding if first else 0,
+                head=(table if untied else 0) + (norm(model) if last else 0),
             )
         )
     return held

@@ -1,0 +1,36 @@
+"""Collectives take what was measured, and depend on where the devices of an axis stand."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainer.planner.gpu import load
+from trainer.planner.links import Cluster
+
+H100 = Cluster(load("h100"), gpus_per_node=8)
+
+
+@pytest.mark.parametrize(("num_bytes", "bus"), [(10e9, 370e9), (58e6, 150e9)])
+def test_an_all_reduce_in_a_node_is_as_fast_as_measured(num_bytes: float, bus: float) -> None:
+    """Bus bandwidth, as nccl-tests print it: 2 (N-1) / N of the bytes a second."""
+    seconds = H100.group(8, stride=1).all_reduce(num_bytes)
+    assert 2 * 7 / 8 * num_bytes / seconds == pytest.approx(bus, rel=0.02)
+
+
+def test_nobody_to_exchange_with() -> None:
+    alone = H100.group(1, stride=8)
+    assert alone.gather(1e9) == alone.all_reduce(1e9) == alone.send(1e9) == 0
+
+
+def test_a_ring_has_the_network_of_all_its_members_in_a_node() -> None:
+    """Of 16 GPUs: two nodes whole, or every second GPU, or one GPU of each of 16 nodes."""
+    whole, half, single = (H100.group(16, stride) for stride in (1, 2, 8))
+    assert single.bandwidth == pytest.approx(50e9 * load("h100").efficiency.network)
+    assert half.bandwidth == pytest.approx(4 * single.bandwidth)
+    assert whole.bandwidth == pytest.approx(8 * single.bandwidth)
+    assert single.gather(1e9) > half.gather(1e9) > whole.gather(1e9) > H100.group(8, 1).gather(1e9)
+
+
+def test_smaller_nodes_put_more_of_it_on_the_network() -> None:
+    fours = Cluster(load("h100"), gpus_per_node=4)
+    assert fours.group(8, stride=1).gather(1e9) > H100.group(8, stride=1).gather(1e9)
