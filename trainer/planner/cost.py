@@ -2,8 +2,6 @@
 
 A roofline: a matmul takes as long as its FLOPs or its bytes, whichever is longer, and small ones leave multiprocessors
 idle. Collectives are in full here; what hides them is decided where the step is put together.
-
-Shapes: `T` tokens of a micro-batch, `D` model, `F` feed-forward, `S` sequence, `K` head dim.
 """
 
 from __future__ import annotations
@@ -24,6 +22,10 @@ FLASH_BACKWARD = 2.5, 0.8
 """FLOPs of a flash attention's backward over those of its forward (five matmuls for two), and FLOP/s likewise."""
 SCORE_BACKWARD = 11 / 9
 """Bytes of the elementwise work on materialised scores in a backward, over those of a forward."""
+STREAM_FORWARD, STREAM_BACKWARD = 11, 19
+"""How often elementwise work reads or writes the residual stream in a block: 2 norms, and 2 sums after dropout."""
+KERNELS_FORWARD, KERNELS_BACKWARD = 12, 20
+"""Of that work, and of what lies between the matmuls."""
 LOSS_BYTES = 30
 """Read and written for each logit: as it is made, in float32 for softmax and its sum, and again for its gradient."""
 
@@ -80,8 +82,8 @@ class Costs:
         """Of one block."""
         tokens = self.arrangement.tokens
         matmuls = sum((self._matmul(tokens, *matrix) for matrix in self.block.matrices), Cost())
-        moved = 2 * (self.block.qkv + self.block.attention) + self.block.ffn + self._activation
-        elementwise = self._elementwise(whole=11, split=moved, kernels=12)
+        between = 2 * (self.block.qkv + self.block.attention) + self.block.ffn + self._activation
+        elementwise = self._elementwise(STREAM_FORWARD, between, KERNELS_FORWARD)
         return matmuls + self._attention_forward + elementwise + self._exchange(2)
 
     @cached_property
@@ -91,8 +93,8 @@ class Costs:
         of_input = (self._matmul(tokens, outputs, inputs) for inputs, outputs in self.block.matrices)
         of_weight = (self._matmul(inputs, tokens, outputs) for inputs, outputs in self.block.matrices)
         matmuls = sum((*of_input, *of_weight), Cost())
-        moved = 3 * self.block.qkv + 2 * self.block.attention + 3 * self.block.ffn + self._activation
-        elementwise = self._elementwise(whole=19, split=moved, kernels=20)
+        between = 3 * self.block.qkv + 2 * self.block.attention + 3 * self.block.ffn + self._activation
+        elementwise = self._elementwise(STREAM_BACKWARD, between, KERNELS_BACKWARD)
         return matmuls + self._attention_backward + elementwise + self._exchange(2)
 
     @cached_property
@@ -159,10 +161,10 @@ class Costs:
         seconds = matmuls * max(of_one / gpu.flops(a.itemsize), written) + scores * score_bytes / gpu.bytes_per_second
         return Cost(flops=matmuls * of_one, attention=seconds + matmuls * gpu.launch_seconds)
 
-    def _elementwise(self, whole: float, split: float, kernels: int) -> Cost:
-        """`whole` passes over the residual stream, and `split` elements a token between the matmuls."""
+    def _elementwise(self, passes: int, between: float, kernels: int) -> Cost:
+        """`passes` over the residual stream, and `between` the matmuls so many elements read or written a token."""
         a = self.arrangement
-        moved = a.tokens * (whole * a.region * a.model.hidden + split) * a.itemsize
+        moved = a.tokens * (passes * a.region * a.model.hidden + between) * a.itemsize
         return Cost(elementwise=moved / self.gpu.bytes_per_second + kernels * self.gpu.launch_seconds)
 
     def _exchange(self, times: float) -> Cost:

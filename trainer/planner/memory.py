@@ -6,7 +6,7 @@ for ours. Knows the GPU only as what its driver holds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
 
 from trainer.planner.arrangement import Arrangement
 from trainer.planner.gpu import Gpu
@@ -40,7 +40,7 @@ class Memory:
 
     @property
     def total(self) -> float:
-        return sum(getattr(self, field.name) for field in fields(self))
+        return float(sum(astuple(self)))
 
 
 def stage_memory(arrangement: Arrangement, gpu: Gpu) -> list[Memory]:
@@ -127,12 +127,13 @@ class _Parts:
     def bytes_kept(self, kept: Kept) -> float:
         """Of one block for one micro-batch."""
         a, block = self.a, self.block
+        scores = block.heads * a.sequence if a.practice.attention == "materialised" else 0
         per_token = (
             kept.region * a.region * a.model.hidden
             + kept.whole * a.model.hidden
             + kept.qkv * block.qkv
             + kept.attention * block.attention
             + kept.ffn * block.ffn
-            + kept.scores * block.heads * a.sequence
+            + kept.scores * scores
         )
         return a.tokens * per_token * a.itemsize

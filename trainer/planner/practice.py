@@ -55,8 +55,8 @@ class Practice:
     """Norms and residuals are cut over `tensor`, with gathers and scatters around; else all-reduces."""
     attention: Literal["flash", "materialised"]
     """Scores stay on the chip and only the causal half is computed, or they are written to memory, all of them."""
-    score_bytes: float = 0
-    """Read and written for each materialised score besides the two matmuls, forward; a backward takes 11/9 of it."""
+    score_bytes: float
+    """Read and written for each score, where they are materialised, between the two matmuls of a forward."""
     kept: Mapping[RecomputePolicy, Kept]
     again: Mapping[RecomputePolicy, Again]
     hides: frozenset[Hidden] = frozenset()
@@ -80,12 +80,12 @@ class Practice:
 
 
 _MEGATRON_NONE = Kept(region=5, qkv=1, attention=1, ffn=2, scores=2.5)  # s·b·h·(34 + 5·a·s/h) bytes, dropout and all
-_TORCH = 1.18
+_TORCH = 1.18  # by BLOOM's sweep, of which the fullest run that there was room for still fits
 
 MEGATRON_2021 = Practice(
     sequence_parallel=False,
     attention="materialised",
-    score_bytes=9,
+    score_bytes=9,  # softmax reads and writes 2, dropout likewise, and 1 for its mask
     kept={
         "none": _MEGATRON_NONE,
         "selective": replace(_MEGATRON_NONE, scores=0),
@@ -110,8 +110,6 @@ MEGATRON_DEEPSPEED = replace(MEGATRON_2021, micro_gradients=True, adds="cast", r
 MEGATRON_CORE = replace(
     MEGATRON_2022,
     attention="flash",
-    score_bytes=0,
-    kept={policy: replace(kept, scores=0) for policy, kept in MEGATRON_2021.kept.items()},
     hides=frozenset({"tensor", "stages", "ends"}),
 )
 """Megatron-Core of 2024 as its own tables were made: all that it can overlap, and the distributed optimizer."""
@@ -119,7 +117,7 @@ MEGATRON_CORE = replace(
 MESHWRIGHT = Practice(
     sequence_parallel=True,
     attention="materialised",
-    score_bytes=14,  # scores and softmax in float32
+    score_bytes=14,  # float32: the matmul writes 2 more, softmax reads and writes 4, and 4 are read and cast
     kept={
         "none": Kept(region=2, whole=2, qkv=1, attention=2, ffn=1, scores=2),
         "selective": Kept(region=2, qkv=1, attention=1, ffn=1),
