@@ -164,6 +164,33 @@ def schedule(
 
 
 @app.command(cls=Command)
+def plan(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    *,
+    gpu: Annotated[
+        str, typer.Option("--gpu", metavar="KIND", help="a100, h100, h200, b200, or a YAML file that describes one.")
+    ] = "h100",
+    gpus: Annotated[
+        int | None, typer.Option("--gpus", metavar="N", min=1, help="Unless given, as many as the mesh has devices.")
+    ] = None,
+    gpus_per_node: Annotated[int, typer.Option("--gpus-per-node", metavar="N", min=1, help="That NVLink joins.")] = 8,
+    tokens: Annotated[
+        float | None, typer.Option("--tokens", metavar="N", min=1, help="Also days and GPU-hours for so many: 3e11.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="For programs instead of people.")] = False,
+) -> None:
+    """Plan a run on GPUs that are not there: does it fit, what is sent, how long it takes.
+
+    Example: meshwright plan configs/bloom-176b.yaml --gpu a100 --tokens 366e9
+    """
+    loaded = _load(config, overrides)
+    from trainer.planner.show_plan import show_plan
+
+    show_plan(loaded, gpu, gpus, gpus_per_node, tokens, json)
+
+
+@app.command(cls=Command)
 def doctor() -> None:
     """Check that this machine can train, and say what is missing.
 

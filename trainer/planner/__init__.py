@@ -8,5 +8,6 @@ Knows configs and what the trainer does; starts no device and traces nothing.
 from trainer.planner.arrangement import Arrangement
 from trainer.planner.estimate import Estimate, estimate
 from trainer.planner.gpu import KINDS, Gpu, load
+from trainer.planner.plan import Plan, plan
 
-__all__ = ["KINDS", "Arrangement", "Estimate", "Gpu", "estimate", "load"]
+__all__ = ["KINDS", "Arrangement", "Estimate", "Gpu", "Plan", "estimate", "load", "plan"]

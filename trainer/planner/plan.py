@@ -1,0 +1,204 @@
+"""The plan of a config on GPUs that are not there: does it fit, what goes over which link, how long does a step take.
+
+Bytes of the state, activations that are kept and everything that is sent are read from the traced step, exact for any
+mesh; what the compiler adds, and seconds, are closed forms (`estimate`). No device is touched.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Literal
+
+from sharding.mesh import AXES, BATCH_AXES
+from trainer.config import Config
+from trainer.description import Description, describe, resolve
+from trainer.errors import ConfigError
+from trainer.planner.arrangement import Arrangement
+from trainer.planner.estimate import Estimate, estimate
+from trainer.planner.gpu import Gpu, load
+from trainer.planner.links import Cluster, Group
+from trainer.planner.memory import Memory
+from trainer.planner.seconds import Seconds
+from trainer.wire import Kind, Transfer
+
+Link = Literal["nvlink", "network"]
+HOURS = 3600
+DAYS = 24 * HOURS
+
+
+@dataclass(frozen=True)
+class Sent:
+    """All that a step sends of one kind over the same axes, on a GPU of the stage that sends most."""
+
+    kind: Kind
+    axes: tuple[str, ...]
+    link: Link
+    """NVLink where all of a group are in one node, else the network: its slowest part."""
+    messages: int
+    largest: int
+    """Bytes of the largest message."""
+    link_bytes: float
+    """That each GPU puts on the link in a step."""
+    seconds: float
+    """If nothing else happened meanwhile."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes are bytes per GPU of the worst stage, times those of one step, unless said."""
+
+    gpu: str
+    gpus: int
+    gpus_per_node: int
+    mesh: dict[str, int]
+    assumed: str | None
+    """What was taken for granted because the config leaves it open."""
+    num_parameters: int
+    tokens_per_step: int
+    micro_batch: int
+    accumulation: int
+    fits: bool
+    memory_bytes: float
+    """That a GPU has."""
+    memory: Memory
+    largest_micro_batch: int | None
+    """Sequences at a time that still fit, of those that divide the batch; None where not even one does."""
+    wire: list[Sent]
+    seconds: Seconds
+    """What is sent counts as far as nothing hides it."""
+    seconds_per_step: float
+    tokens_per_second_per_gpu: float
+    bubble: float
+    """Part of the step that is spent waiting for other stages."""
+    mfu: float
+    """Model FLOPs by `trainer.metrics.model_flops_per_token` (causal attention halved, recompute not counted)."""
+    hfu: float
+    """FLOPs that are executed, recompute included, over the same peak."""
+    checkpoint_bytes: float
+    """Of the whole state, on disk."""
+
+    def days(self, tokens: float) -> float:
+        """That training on so many tokens takes."""
+        return tokens / (self.tokens_per_second_per_gpu * self.gpus) / DAYS
+
+    def gpu_hours(self, tokens: float) -> float:
+        return tokens / self.tokens_per_second_per_gpu / HOURS
+
+
+def plan(config: Config, gpu: str = "h100", gpus: int | None = None, gpus_per_node: int = 8) -> Plan:
+    """The plan for `gpus` of a kind (`trainer.planner.KINDS`, or the path of a file that describes one).
+
+    Unless given, there are as many as the mesh has devices; a mesh axis of -1 takes what `gpus` leaves.
+
+    Raises:
+        ConfigError: an unknown GPU, or the config does not fit so many.
+    """
+    kind = load(gpu)
+    if gpus_per_node < 1:
+        raise ConfigError(f"gpus_per_node={gpus_per_node}: use 1 or more")
+    config, assumed = resolve(config) if gpus is None else (_on(config, gpus), None)
+    description = describe(config)
+    estimated = estimate(Arrangement.of(config), kind, gpus_per_node)
+    memory = _memory(estimated.memory[estimated.worst_stage], description, estimated)
+    return Plan(
+        gpu=kind.name,
+        gpus=description.devices,
+        gpus_per_node=gpus_per_node,
+        mesh=description.mesh,
+        assumed=assumed,
+        num_parameters=description.num_parameters,
+        tokens_per_step=description.tokens_per_step,
+        micro_batch=description.micro_batch,
+        accumulation=description.accumulation,
+        fits=memory.total <= kind.memory_bytes,
+        memory_bytes=kind.memory_bytes,
+        memory=memory,
+        largest_micro_batch=_largest_micro_batch(config, kind, gpus_per_node),
+        wire=list(_sent(description.wire, description.mesh, Cluster(kind, gpus_per_node))),
+        seconds=estimated.seconds,
+        seconds_per_step=estimated.seconds.total,
+        tokens_per_second_per_gpu=estimated.tokens_per_second / description.devices,
+        bubble=estimated.seconds.bubble / estimated.seconds.total,
+        mfu=estimated.mfu,
+        hfu=estimated.hfu,
+        checkpoint_bytes=4 * (1 + estimated.arrangement.moments) * description.num_parameters,
+    )
+
+
+def _on(config: Config, gpus: int) -> Config:
+    """The config on so many GPUs, whatever it says of virtual devices."""
+    if gpus < 1:
+        raise ConfigError(f"gpus={gpus}: use 1 or more")
+    return dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, virtual_devices=None)).resolve(gpus)
+
+
+def _memory(closed: Memory, exact: Description, estimated: Estimate) -> Memory:
+    """The closed forms, with what the traced step tells exactly put in their place."""
+    arrangement = estimated.arrangement
+    master = exact.memory.optimizer / (1 + arrangement.moments)
+    held = dataclasses.replace(
+        closed,
+        weights=exact.memory.weights,
+        master=master,
+        optimizer=exact.memory.optimizer - master,
+        gathered=exact.memory.gathered,
+    )
+    # What the allocator wastes is a part of all the rest.
+    wasted = (arrangement.practice.allocator - 1) * (held.total - held.overhead)
+    return dataclasses.replace(held, overhead=wasted + estimated.gpu.reserved_bytes)
+
+
+def _largest_micro_batch(config: Config, gpu: Gpu, gpus_per_node: int) -> int | None:
+    groups = math.prod(config.mesh.sizes[axis] for axis in BATCH_AXES)
+    share = config.batch.global_ // groups
+    fitting = (
+        micro
+        for micro in range(share, 0, -1)
+        if share % micro == 0 and _estimate(config, micro, gpu, gpus_per_node).fits
+    )
+    return next(fitting, None)
+
+
+def _estimate(config: Config, micro: int, gpu: Gpu, gpus_per_node: int) -> Estimate:
+    smaller = dataclasses.replace(config, batch=dataclasses.replace(config.batch, micro=micro))
+    return estimate(Arrangement.of(smaller), gpu, gpus_per_node)
+
+
+def _sent(transfers: Sequence[Transfer], mesh: Mapping[str, int], cluster: Cluster) -> Iterator[Sent]:
+    alike: dict[tuple[Kind, tuple[str, ...]], list[Transfer]] = {}
+    for transfer in transfers:
+        alike.setdefault((transfer.kind, transfer.axes), []).append(transfer)
+    for (kind, axes), found in alike.items():
+        group, link = _group(axes, mesh, cluster)
+        yield Sent(
+            kind=kind,
+            axes=axes,
+            link=link,
+            messages=sum(transfer.count for transfer in found),
+            largest=max(transfer.payload // transfer.count for transfer in found),
+            link_bytes=sum(transfer.link_bytes for transfer in found),
+            seconds=sum(transfer.count * _seconds(transfer, group) for transfer in found),
+        )
+
+
+def _group(axes: Sequence[str], mesh: Mapping[str, int], cluster: Cluster) -> tuple[Group, Link]:
+    """The devices that exchange over `axes`, and the slowest link between them."""
+    strides = {axis: math.prod(mesh[inner] for inner in AXES[place + 1 :]) for place, axis in enumerate(AXES)}
+    members = [
+        sum(index * strides[axis] for index, axis in zip(place, axes, strict=True))
+        for place in product(*(range(mesh[axis]) for axis in axes))
+    ]
+    near = sum(member < cluster.gpus_per_node for member in members)
+    group = cluster.group(len(members), max(1, cluster.gpus_per_node // near))
+    return group, "nvlink" if near == len(members) else "network"
+
+
+def _seconds(transfer: Transfer, group: Group) -> float:
+    message = transfer.payload / transfer.count
+    if transfer.kind == "permute":
+        return group.send(message)
+    return group.all_reduce(message) if transfer.kind == "all_reduce" else group.gather(message)
