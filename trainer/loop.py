@@ -16,6 +16,7 @@ from trainer.display import Display, make_display
 from trainer.errors import ConfigError
 from trainer.held import held
 from trainer.metrics import StepMetrics, model_flops_per_token
+from trainer.pipeline import advice
 from trainer.profile import Profile
 from trainer.signals import StopRequest
 from trainer.sinks import Sinks, open_sinks
@@ -81,6 +82,8 @@ class Loop:
 
     def _train(self, first: int, last: int, display: Display, sinks: Sinks, stop: StopRequest) -> None:
         trainer, train = self.trainer, self.config.train
+        if (pipeline := trainer.program.pipeline) and (said := advice(trainer.config, pipeline.schedule)):
+            display.say(said)
         display.say("compiling the train step")
         self.logged_at = time.perf_counter()
         with (

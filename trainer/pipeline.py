@@ -21,6 +21,8 @@ from sharding.pipeline.stages import Stages, split_layers
 if TYPE_CHECKING:
     from trainer.config import Config
 
+MOST_WAITING = 0.5
+"""The bubble from which on a user is told of it."""
 TABLE = ".csv"
 """How the name of a schedule ends that is a file."""
 
@@ -43,6 +45,19 @@ def make_schedule(config: Config, mesh: Mapping[str, int]) -> Schedule:
     if Path(name).suffix == TABLE:
         return schedule_file.read(name, stages, chunks, micro_batches)
     return makers.make(name, stages, chunks, micro_batches)
+
+
+def advice(config: Config, schedule: Schedule) -> str | None:
+    """What to say of a schedule that waits longer than half of the time it works; None of others."""
+    bubble = schedule.bubble()
+    if bubble <= MOST_WAITING:
+        return None
+    stages, micro_batches = schedule.num_stages, schedule.num_micro_batches
+    smaller = "a smaller batch.micro" if config.batch.micro != 1 else "a larger batch.global"
+    return (
+        f"with {micro_batches} micro-batches on {stages} stages, stages wait {bubble:.0%} of the time that they work; "
+        f"{smaller} makes more micro-batches, and {4 * stages} of them would wait {(stages - 1) / (4 * stages):.0%}"
+    )
 
 
 def make_stages(config: Config, mesh: Mapping[str, int]) -> Stages:
