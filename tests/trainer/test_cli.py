@@ -73,10 +73,14 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
     def show_schedule(config: Config, out: Path | None) -> None:
         calls.append((config, out))
 
+    def show_plan(*options: Any) -> None:
+        calls.append(options)
+
     modules: dict[str, dict[str, Any]] = {
         "trainer.trainer": {"Trainer": Trainer},
         "trainer.show": {"show": show},
         "trainer.show_schedule": {"show_schedule": show_schedule},
+        "trainer.planner.show_plan": {"show_plan": show_plan},
         "trainer.doctor": {"doctor": lambda: len(errors)},
     }
     for name, contents in modules.items():
@@ -92,7 +96,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
     return control
 
 
-@pytest.mark.parametrize("command", ["", "train", "generate", "eval", "show", "schedule", "doctor"])
+@pytest.mark.parametrize("command", ["", "train", "generate", "eval", "show", "schedule", "plan", "doctor"])
 def test_help(command: str) -> None:
     """After a change that is meant: UPDATE_GOLDEN=1 pytest tests/trainer/test_cli.py, and read the diff."""
     result = meshwright(*filter(None, [command]), "--help")

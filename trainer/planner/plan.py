@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Literal
 
-from sharding.mesh import AXES, BATCH_AXES
+from sharding.mesh import AXES
 from trainer.config import Config
 from trainer.description import Description, describe, resolve
 from trainer.errors import ConfigError
 from trainer.planner.arrangement import Arrangement
 from trainer.planner.estimate import Estimate, estimate
-from trainer.planner.gpu import Gpu, load
+from trainer.planner.fitting import helps, largest_micro_batch
+from trainer.planner.gpu import load
 from trainer.planner.links import Cluster, Group
 from trainer.planner.memory import Memory
 from trainer.planner.seconds import Seconds
@@ -67,6 +68,8 @@ class Plan:
     memory: Memory
     largest_micro_batch: int | None
     """Sequences at a time that still fit, of those that divide the batch; None where not even one does."""
+    helps: list[str]
+    """Where it does not fit: overrides each of which makes it fit. A larger mesh may need more GPUs."""
     wire: list[Sent]
     seconds: Seconds
     """What is sent counts as far as nothing hides it."""
@@ -104,6 +107,7 @@ def plan(config: Config, gpu: str = "h100", gpus: int | None = None, gpus_per_no
     description = describe(config)
     estimated = estimate(Arrangement.of(config), kind, gpus_per_node)
     memory = _memory(estimated.memory[estimated.worst_stage], description, estimated)
+    fits = memory.total <= kind.memory_bytes
     return Plan(
         gpu=kind.name,
         gpus=description.devices,
@@ -114,10 +118,11 @@ def plan(config: Config, gpu: str = "h100", gpus: int | None = None, gpus_per_no
         tokens_per_step=description.tokens_per_step,
         micro_batch=description.micro_batch,
         accumulation=description.accumulation,
-        fits=memory.total <= kind.memory_bytes,
+        fits=fits,
         memory_bytes=kind.memory_bytes,
         memory=memory,
-        largest_micro_batch=_largest_micro_batch(config, kind, gpus_per_node),
+        largest_micro_batch=largest_micro_batch(config, kind),
+        helps=[] if fits else helps(config, kind),
         wire=list(_sent(description.wire, description.mesh, Cluster(kind, gpus_per_node))),
         seconds=estimated.seconds,
         seconds_per_step=estimated.seconds.total,
@@ -150,22 +155,6 @@ def _memory(closed: Memory, exact: Description, estimated: Estimate) -> Memory:
     # What the allocator wastes is a part of all the rest.
     wasted = (arrangement.practice.allocator - 1) * (held.total - held.overhead)
     return dataclasses.replace(held, overhead=wasted + estimated.gpu.reserved_bytes)
-
-
-def _largest_micro_batch(config: Config, gpu: Gpu, gpus_per_node: int) -> int | None:
-    groups = math.prod(config.mesh.sizes[axis] for axis in BATCH_AXES)
-    share = config.batch.global_ // groups
-    fitting = (
-        micro
-        for micro in range(share, 0, -1)
-        if share % micro == 0 and _estimate(config, micro, gpu, gpus_per_node).fits
-    )
-    return next(fitting, None)
-
-
-def _estimate(config: Config, micro: int, gpu: Gpu, gpus_per_node: int) -> Estimate:
-    smaller = dataclasses.replace(config, batch=dataclasses.replace(config.batch, micro=micro))
-    return estimate(Arrangement.of(smaller), gpu, gpus_per_node)
 
 
 def _sent(transfers: Sequence[Transfer], mesh: Mapping[str, int], cluster: Cluster) -> Iterator[Sent]:

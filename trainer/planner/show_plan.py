@@ -88,6 +88,8 @@ def _summary(made: Plan, tokens: float | None) -> Table:
     over = made.memory.total - made.memory_bytes
     more = "" if made.fits else f", {over / GIB:.1f} GiB too much"
     table.add_row("memory", f"{verdict}: {made.memory.total / GIB:.1f} of {made.memory_bytes / GIB:.1f} GiB{more}")
+    if not made.fits:
+        table.add_row("would fit with", "\n".join(made.helps) or "larger GPUs, or many more")
     table.add_row("micro batch", f"{made.micro_batch}; largest that fits: {made.largest_micro_batch or 'none'}")
     table.add_row("a step", f"{made.seconds_per_step:.3g} s, {made.tokens_per_step:,} tokens")
     table.add_row(

@@ -1,0 +1,198 @@
+"""`meshwright plan`: what is exact is what the traced step has, links are where devices stand, and advice helps."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.planner.arrangements import TINY, tiny
+from trainer.config import Config
+from trainer.description import describe
+from trainer.errors import ConfigError
+from trainer.planner import Plan, plan
+from trainer.planner.show_plan import as_dict, show_plan
+from trainer.trace import trace_step
+from trainer.wire import busiest
+
+ROOT = Path(__file__).parents[3]
+GOLDEN = ROOT / "tests/golden"
+CONFIGS = sorted(file.stem for file in (ROOT / "configs").glob("*.yaml"))
+GPUS = {
+    "bloom-176b": "a100",
+    "gpt2-124m": "a100",
+    "llama3-8b": "h100",
+    "llama3.2-1b": "h200",
+    "mt-nlg-530b": "h100",
+    "quickstart": "b200",
+}
+DIGITS = 5
+ALONE = "mesh={data: 1}"
+KEPT_WHOLE = ("mesh={data: 8}", "recompute=none")
+
+
+def config(name: str, *overrides: str) -> Config:
+    return Config.load(ROOT / "configs" / f"{name}.yaml", overrides)
+
+
+@cache
+def made(name: str) -> Plan:
+    return plan(config(name), GPUS[name])
+
+
+def rounded(tree: Any) -> Any:
+    """Floats to a few digits: the last ones depend on the order of sums."""
+    match tree:
+        case dict():
+            return {key: rounded(value) for key, value in tree.items()}
+        case list() | tuple():
+            return [rounded(value) for value in tree]
+        case float():
+            return float(f"{tree:.{DIGITS}g}")
+    return tree
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_golden_plan(name: str) -> None:
+    """After a change that is meant: UPDATE_GOLDEN=1 pytest tests/trainer/planner/test_plan.py, and read the diff."""
+    tree = rounded(as_dict(made(name), tokens=1e12))
+    golden = GOLDEN / f"plan_{name}_{GPUS[name]}.json"
+    if os.environ.get("UPDATE_GOLDEN"):
+        golden.write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
+    assert tree == json.loads(golden.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_config_takes_seconds_and_no_device(name: str) -> None:
+    start = time.monotonic()
+    result = subprocess.run(
+        [sys.executable, "-m", "trainer", "plan", f"configs/{name}.yaml", "--tokens", "3e11", "--json"],
+        cwd=ROOT,
+        env=os.environ | {"JAX_PLATFORMS": "absent"},  # starting a device would fail
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert time.monotonic() - start < 10
+    fields = [field.name for field in dataclasses.fields(Plan)]
+    assert list(json.loads(result.stdout)) == [*fields, "bytes_per_gpu", "tokens", "days", "gpu_hours"]
+
+
+LAYOUTS = (
+    ("mesh={data: 4, tensor: 2}", "zero.stage=3"),
+    ("mesh={replica: 2, data: 4}", "zero.stage=2", "recompute=full"),
+    ("mesh={pipeline: 2, data: 2, tensor: 2}", "zero.stage=1"),
+)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout[0])
+def test_what_is_sent_and_held_is_that_of_the_traced_step(layout: tuple[str, ...]) -> None:
+    asked = tiny(*layout)
+    planned, described = plan(asked), describe(asked).memory
+    messages: Counter[Any] = Counter()
+    link_bytes: dict[Any, float] = defaultdict(float)
+    for transfer in busiest(trace_step(asked)):
+        messages[transfer.kind, transfer.axes] += transfer.count
+        link_bytes[transfer.kind, transfer.axes] += transfer.link_bytes
+    assert {(sent.kind, sent.axes): sent.messages for sent in planned.wire} == messages
+    assert {(sent.kind, sent.axes): sent.link_bytes for sent in planned.wire} == link_bytes
+    assert planned.memory.master + planned.memory.optimizer == described.optimizer
+    assert (planned.memory.weights, planned.memory.gathered) == (described.weights, described.gathered)
+
+
+WIDE = ("model.heads=16", "model.kv_heads=16")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "gpus_per_node", "links"),
+    [
+        (("mesh={data: 4, tensor: 2}",), 8, {"data": "nvlink", "tensor": "nvlink"}),
+        (("mesh={data: 8, tensor: 2}",), 8, {"data": "network", "tensor": "nvlink"}),
+        (("mesh={data: 4, tensor: 2}",), 2, {"data": "network", "tensor": "nvlink"}),
+        (("mesh={tensor: 16}", *WIDE), 8, {"tensor": "network"}),
+        (("mesh={pipeline: 2, tensor: 4}",), 8, {"pipeline": "nvlink", "tensor": "nvlink"}),
+        (("mesh={pipeline: 2, tensor: 4}",), 4, {"pipeline": "network", "tensor": "nvlink"}),
+    ],
+)
+def test_a_link_is_nvlink_inside_a_node_and_the_network_across(
+    overrides: tuple[str, ...], gpus_per_node: int, links: dict[str, str]
+) -> None:
+    planned = plan(tiny(*overrides), gpus_per_node=gpus_per_node)
+    assert {sent.axes[0]: sent.link for sent in planned.wire if len(sent.axes) == 1} == links
+    assert all(sent.seconds > 0 for sent in planned.wire)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gpu": "h1000"}, "no GPU 'h1000'; did you mean h100?"),
+        ({"gpus": 3}, "3"),
+        ({"gpus": 0}, "gpus=0: use 1 or more"),
+        ({"gpus_per_node": 0}, "gpus_per_node=0: use 1 or more"),
+    ],
+)
+def test_what_cannot_be_planned_is_said(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        plan(tiny("mesh={data: 4, tensor: 2}"), **options)
+    assert message in str(error.value)
+
+
+def test_a_free_axis_takes_what_the_gpus_leave() -> None:
+    planned = plan(Config.from_dict(TINY, ["mesh={data: -1, tensor: 2}"]), gpus=16)
+    assert (planned.gpus, planned.mesh["data"], planned.assumed) == (16, 8, None)
+
+
+def test_days_are_steps_and_gpu_hours_are_days() -> None:
+    planned = made("bloom-176b")
+    steps = 366e9 / planned.tokens_per_step
+    assert planned.days(366e9) == pytest.approx(steps * planned.seconds_per_step / 86400)
+    assert planned.gpu_hours(366e9) == pytest.approx(planned.days(366e9) * 24 * planned.gpus)
+
+
+def test_what_is_said_to_help_does_help() -> None:
+    asked = config("llama3-8b", *KEPT_WHOLE)
+    planned = plan(asked)
+    assert not planned.fits
+    assert planned.largest_micro_batch is None
+    assert "recompute=selective" in planned.helps
+    for overrides in planned.helps:
+        changed = plan(Config.from_dict(asked.to_dict(), overrides.split()))
+        assert changed.fits, overrides
+        assert changed.gpus == planned.gpus
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "help"),
+    [
+        ("gpt2-124m", [ALONE, "batch.micro=256"], "batch.micro=64"),
+        ("llama3-8b", ["mesh={data: 8}", "zero.stage=0", "batch.global=8"], "zero.stage=2"),
+        ("llama3-8b", ["mesh={data: 1}", "batch.global=8", "recompute=full"], "mesh.tensor=4"),
+    ],
+)
+def test_help_is_the_mildest_of_its_kind(name: str, overrides: list[str], help: str) -> None:
+    assert help in plan(config(name, *overrides)).helps
+
+
+def test_the_largest_micro_batch_fits_and_the_next_does_not() -> None:
+    largest = plan(config("gpt2-124m", ALONE)).largest_micro_batch
+    assert largest is not None
+    fits = [plan(config("gpt2-124m", ALONE, f"batch.micro={largest * factor}")).fits for factor in (1, 2)]
+    assert fits == [True, False]
+
+
+def test_the_summary_says_by_how_much_and_what_would_help(capsys: pytest.CaptureFixture[str]) -> None:
+    show_plan(config("llama3-8b", *KEPT_WHOLE), "h100", None, 8, None, False)
+    shown = capsys.readouterr().out
+    assert "GiB too much" in shown
+    assert "recompute=selective" in shown
