@@ -165,12 +165,15 @@ def schedule(
 
 @app.command(cls=Command)
 def plan(
-    config: ConfigFile,
+    config: Annotated[
+        Path | None, typer.Argument(metavar="CONFIG", help="A YAML config; none with --published.")
+    ] = None,
     overrides: Overrides = None,
     *,
     gpu: Annotated[
-        str, typer.Option("--gpu", metavar="KIND", help="a100, h100, h200, b200, or a YAML file that describes one.")
-    ] = "h100",
+        str | None,
+        typer.Option("--gpu", metavar="KIND", help="a100, h100 (unless given), h200, b200, or a YAML file of yours."),
+    ] = None,
     gpus: Annotated[
         int | None, typer.Option("--gpus", metavar="N", min=1, help="Unless given, as many as the mesh has devices.")
     ] = None,
@@ -178,16 +181,56 @@ def plan(
     tokens: Annotated[
         float | None, typer.Option("--tokens", metavar="N", min=1, help="Also days and GPU-hours for so many: 3e11.")
     ] = None,
+    published: Annotated[
+        Path | None,
+        typer.Option(
+            "--published", metavar="FILE.csv", exists=True, dir_okay=False, help="Predict these runs of others instead."
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="For programs instead of people.")] = False,
 ) -> None:
     """Plan a run on GPUs that are not there: does it fit, what is sent, how long it takes.
 
     Example: meshwright plan configs/bloom-176b.yaml --gpu a100 --tokens 366e9
     """
-    loaded = _load(config, overrides)
-    from trainer.planner.show_plan import show_plan
+    if (config is None) == (published is None):
+        raise ConfigError("give a CONFIG to plan, or --published FILE.csv with runs to predict")
+    if published is not None:
+        from trainer.planner.show_published import show_published
 
-    show_plan(loaded, gpu, gpus, gpus_per_node, tokens, json)
+        show_published(published, gpu, gpus_per_node, json)
+    elif config is not None:
+        loaded = _load(config, overrides)
+        from trainer.planner.show_plan import show_plan
+
+        show_plan(loaded, gpu or "h100", gpus, gpus_per_node, tokens, json)
+
+
+@app.command(cls=Command)
+def search(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    *,
+    gpus: Annotated[int, typer.Option("--gpus", metavar="N", min=1, help="How many there are.")],
+    gpu: Annotated[
+        str, typer.Option("--gpu", metavar="KIND", help="a100, h100, h200, b200, or a YAML file that describes one.")
+    ] = "h100",
+    gpus_per_node: Annotated[int, typer.Option("--gpus-per-node", metavar="N", min=1, help="That NVLink joins.")] = 8,
+    top: Annotated[int, typer.Option("--top", metavar="N", min=1, help="How many meshes to show.")] = 10,
+    json: Annotated[bool, typer.Option("--json", help="For programs instead of people.")] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Write the config with the fastest layout.")
+    ] = None,
+) -> None:
+    """Search the fastest mesh, ZeRO stage, schedule, micro-batch and recomputation.
+
+    What KEY=VALUE sets is kept as it is. What the config says of its layout is not.
+
+    Example: meshwright search configs/bloom-176b.yaml --gpus 384 --gpu a100 --out bloom.yaml
+    """
+    from trainer.planner.show_search import show_search
+
+    show_search(config, overrides or (), gpu, gpus, gpus_per_node, top, json, out)
 
 
 @app.command(cls=Command)

@@ -28,6 +28,7 @@ from trainer.errors import ConfigError
 from trainer.evaluate import evaluate
 from trainer.generate import generate
 from trainer.loop import Loop
+from trainer.planner.plan import Plan, plan
 from trainer.program import Program
 from trainer.run_folder import RunFolder, describe_environment, version
 from trainer.step import Metrics, TrainState
@@ -162,6 +163,14 @@ class Trainer:
         program = self.program
         with jax.set_mesh(program.mesh), jax.default_device(program.mesh.devices.flat[0]):
             return program.step.lower(program.abstract_state(), program.abstract_batch())
+
+    def plan(self, gpu: str = "h100", gpus: int | None = None, gpus_per_node: int = 8) -> Plan:
+        """What a step will need and take on GPUs that need not be there: see `trainer.planner.plan.plan`.
+
+        Raises:
+            ConfigError: an unknown GPU, or the config does not fit so many.
+        """
+        return plan(self._asked, gpu, gpus, gpus_per_node)
 
     @property
     def state(self) -> dict[str, jax.Array]:

@@ -14,14 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from tests.trainer.planner.arrangements import TINY, tiny
+from trainer.cli import app
 from trainer.config import Config
 from trainer.description import describe
 from trainer.errors import ConfigError
 from trainer.planner import Plan, plan
+from trainer.planner.published import RUNS, read
 from trainer.planner.show_plan import as_dict, show_plan
 from trainer.trace import trace_step
+from trainer.trainer import Trainer
 from trainer.wire import busiest
 
 ROOT = Path(__file__).parents[3]
@@ -196,3 +200,36 @@ def test_the_summary_says_by_how_much_and_what_would_help(capsys: pytest.Capture
     shown = capsys.readouterr().out
     assert "GiB too much" in shown
     assert "recompute=selective" in shown
+
+
+def test_published_runs_are_predicted_one_object_a_row() -> None:
+    result = CliRunner().invoke(app, ["plan", "--published", str(RUNS), "--json"])
+    assert result.exit_code == 0, result.output
+    predicted = json.loads(result.stdout)
+    assert [row["id"] for row in predicted] == [run.id for run in read()]
+    assert {tuple(row) for row in predicted} == {
+        ("id", "tflops_per_gpu", "seconds_per_step", "gigabytes_per_gpu", "fits")
+    }
+
+
+def test_published_runs_on_another_gpu_are_faster() -> None:
+    shown = [
+        CliRunner().invoke(app, ["plan", "--published", str(RUNS), *other]).stdout for other in ((), ("--gpu", "b200"))
+    ]
+    (a100,), (b200,) = ([line.split() for line in text.splitlines() if "bloom-195B" in line] for text in shown)
+    assert float(b200[2]) < float(a100[2]) / 2
+
+
+@pytest.mark.parametrize("args", [[], ["configs/quickstart.yaml", "--published", str(RUNS)]])
+def test_a_plan_is_of_a_config_or_of_published_runs(args: list[str]) -> None:
+    result = CliRunner().invoke(app, ["plan", *args])
+    assert result.exit_code == 2
+    assert "--published FILE.csv" in result.stderr
+
+
+def test_a_trainer_plans_itself_without_devices() -> None:
+    asked = config("llama3-8b")
+    trainer = Trainer(asked)
+    assert trainer.plan(gpu="h200", gpus=256) == plan(asked, "h200", 256)
+    assert trainer.plan(gpu="h200", gpus=256).mesh["replica"] == 32
+    assert "program" not in vars(trainer)
