@@ -1,0 +1,251 @@
+"""The layouts of a config on so many GPUs: mesh, ZeRO, schedule, micro-batch, what is kept; what the user fixed stays.
+
+Only those that can be placed, and none that has a twin which is the same or better whatever the GPU. Plain arithmetic:
+knows no GPU, no bytes and no seconds, and makes no config but of a layout that was chosen.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from operator import attrgetter
+from typing import Any, Literal
+
+from models.recompute import RecomputePolicy
+from sharding.mesh import MeshConfig
+from sharding.pipeline.config import PipelineConfig
+from sharding.pipeline.stages import split_layers
+from trainer import config_checks
+from trainer.config import Config
+from trainer.planner.arrangement import Arrangement
+from trainer.planner.flow import Flow
+
+Keep = Literal["residuals", "inputs"]
+Head = Literal["spread", "last"]
+
+SEARCHED = (
+    "mesh.pipeline",
+    "mesh.replica",
+    "mesh.data",
+    "mesh.tensor",
+    "zero.stage",
+    "pipeline.schedule",
+    "pipeline.virtual_stages",
+    "pipeline.layers",
+    "pipeline.head",
+    "pipeline.keep",
+    "batch.micro",
+    "recompute.policy",
+)
+"""Settings that a search chooses, unless they are fixed."""
+
+THRIFT: tuple[tuple[Keep, RecomputePolicy], ...] = (
+    ("residuals", "none"),
+    ("residuals", "selective"),
+    ("residuals", "full"),
+    ("inputs", "none"),
+    ("inputs", "selective"),
+    ("inputs", "full"),
+)
+"""Ways to keep less, the fastest first: each repeats all that those before it do."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """One layout. Without stages, what is about them has no effect."""
+
+    pipeline: int
+    replica: int
+    data: int
+    tensor: int
+    zero: int
+    schedule: str
+    virtual_stages: int
+    layers: tuple[int, ...]
+    """Of every virtual stage."""
+    head: Head
+    keep: Keep
+    micro: int
+    """Sequences per device at a time."""
+    recompute: RecomputePolicy
+
+    @property
+    def mesh(self) -> dict[str, int]:
+        """The axes that have more than one device."""
+        sizes = {axis: getattr(self, axis) for axis in ("pipeline", "replica", "data", "tensor")}
+        return {axis: size for axis, size in sizes.items() if size > 1}
+
+    def on(self, tree: Mapping[str, Any]) -> dict[str, Any]:
+        """A config's tree, as `Config.from_dict` reads it, with this layout for its own."""
+        zero = tree.get("zero", {}) if self.zero else {}  # with stage 0 its other keys have no effect
+        laid_out = {
+            **tree,
+            "mesh": self.mesh or {"data": 1},
+            "pipeline": self._pipeline(),
+            "zero": {**zero, "stage": self.zero},
+            "batch": {**tree.get("batch", {}), "micro": self.micro},
+            "recompute": {"policy": self.recompute},
+        }
+        if self.pipeline == 1:
+            del laid_out["pipeline"]
+        return laid_out
+
+    def _pipeline(self) -> dict[str, Any]:
+        even = split_layers(sum(self.layers), self.pipeline, self.virtual_stages, None).num_layers
+        section = {
+            "schedule": self.schedule,
+            "virtual_stages": self.virtual_stages,
+            "layers": None if self.layers == even else list(self.layers),
+            "keep": self.keep,
+            "head": self.head,
+        }
+        return {key: value for key, value in section.items() if value != getattr(PipelineConfig(), key)} or {
+            "schedule": self.schedule
+        }
+
+
+def fixed_by(config: Config, keys: Collection[tuple[str, ...]]) -> frozenset[str]:
+    """Those of `SEARCHED` that setting `keys` decides. What is left open (-1, null) decides nothing."""
+    return frozenset(
+        key
+        for key in SEARCHED
+        if any(tuple(key.split(".")[:size]) in keys for size in (1, 2)) and attrgetter(key)(config) not in (-1, None)
+    )
+
+
+@dataclass(frozen=True)
+class Space:
+    """The layouts of `config` on `gpus` GPUs in which the settings `fixed` (of `SEARCHED`) are the config's."""
+
+    config: Config
+    gpus: int
+    fixed: frozenset[str] = frozenset()
+
+    def placements(self) -> Iterator[Candidate]:
+        """Every layout but for micro-batches and what is kept: all at once, and all of it."""
+        for pipeline, replica, data, tensor in self._meshes():
+            for virtual, layers in self._splits(pipeline):
+                for head in self._choices("pipeline.head", ("spread", "last") if pipeline > 1 else ("spread",)):
+                    for zero in self._choices("zero.stage", (0, 1, 2, 3) if data > 1 else (0,)):
+                        yield Candidate(
+                            pipeline=pipeline,
+                            replica=replica,
+                            data=data,
+                            tensor=tensor,
+                            zero=zero,
+                            schedule=self._schedule(virtual),
+                            virtual_stages=virtual,
+                            layers=layers,
+                            head=head,
+                            keep="residuals",
+                            micro=self._share(replica * data),
+                            recompute="none",
+                        )
+
+    def micro_batches(self, placement: Candidate) -> Iterator[Candidate]:
+        """The placement with every micro-batch that divides its share of the batch."""
+        share = self._share(placement.replica * placement.data)
+        for micro in self._choices("batch.micro", divisors(share)):
+            if share % micro == 0:
+                yield dataclasses.replace(placement, micro=micro)
+
+    def thriftier(self, candidate: Candidate) -> Iterator[Candidate]:
+        """The candidate with every way to keep less, the fastest first (`THRIFT`)."""
+        policies = self._choices("recompute.policy", ("none", "selective", "full"))
+        keeps = self._choices("pipeline.keep", ("residuals", "inputs")) if candidate.pipeline > 1 else ("residuals",)
+        for keep, policy in THRIFT:
+            saves = not (keep == "inputs" and policy == "full" and max(candidate.layers) == 1)
+            if keep in keeps and policy in policies and saves:
+                yield dataclasses.replace(candidate, keep=keep, recompute=policy)
+
+    def num_micro_batches(self, candidate: Candidate) -> int:
+        """Of a device in a step."""
+        return self._share(candidate.replica * candidate.data) // candidate.micro
+
+    def arrangement(self, candidate: Candidate, flow: Flow) -> Arrangement:
+        """What estimates are of."""
+        return dataclasses.replace(
+            self._base,
+            micro_batch=candidate.micro,
+            pipeline=candidate.pipeline,
+            replica=candidate.replica,
+            data=candidate.data,
+            tensor=candidate.tensor,
+            layers=candidate.layers,
+            flow=flow,
+            zero=candidate.zero,
+            recompute=candidate.recompute,
+            keeps_inputs=candidate.pipeline > 1 and candidate.keep == "inputs",
+            spread=candidate.pipeline > 1 and candidate.head == "spread",
+        )
+
+    @cached_property
+    def _base(self) -> Arrangement:
+        return Arrangement.of(self._undivided)
+
+    @cached_property
+    def _undivided(self) -> Config:
+        """The config on one device."""
+        batch = dataclasses.replace(self.config.batch, micro=None)
+        return dataclasses.replace(self.config, mesh=MeshConfig(), pipeline=PipelineConfig(), batch=batch)
+
+    def _meshes(self) -> Iterator[tuple[int, int, int, int]]:
+        """Sizes of pipeline, replica, data and tensor that use all GPUs, and over which the batch divides."""
+        for tensor in self._tensors:
+            for pipeline in self._choices("mesh.pipeline", divisors(self.gpus // tensor)):
+                groups, rest = divmod(self.gpus, tensor * pipeline)
+                if rest or self.config.batch.global_ % groups:
+                    continue
+                for data in self._choices("mesh.data", divisors(groups)):
+                    for replica in self._choices("mesh.replica", self._replicas(groups, data)):
+                        if replica * data == groups:
+                            yield pipeline, replica, data, tensor
+
+    def _replicas(self, groups: int, data: int) -> tuple[int, ...]:
+        """Replicas of single devices are the same as `data` with ZeRO 0."""
+        return (groups // data,) if data > 1 or "mesh.data" in self.fixed else (1,)
+
+    @cached_property
+    def _tensors(self) -> tuple[int, ...]:
+        """Sizes of `tensor` that the model and the sequence can be cut over."""
+        return tuple(
+            tensor
+            for tensor in self._choices("mesh.tensor", divisors(self.gpus))
+            if self.gpus % tensor == 0
+            and not any(
+                config_checks.contradictions(dataclasses.replace(self._undivided, mesh=MeshConfig(tensor=tensor)))
+            )
+        )
+
+    def _splits(self, pipeline: int) -> Iterator[tuple[int, tuple[int, ...]]]:
+        """Numbers of virtual stages, and their layers. Of those whose chunks are equally deep, only the fewest."""
+        layers = self.config.model.layers
+        if pipeline == 1:
+            yield 1, (layers,)
+            return
+        explicit = self.config.pipeline.layers if "pipeline.layers" in self.fixed else None
+        fewest = {-(-layers // (pipeline * depth)) for depth in range(1, -(-layers // pipeline) + 1)}
+        if explicit:
+            fewest = {len(explicit) // pipeline}
+        for virtual in self._choices("pipeline.virtual_stages", tuple(sorted(fewest))):
+            try:
+                yield virtual, split_layers(layers, pipeline, virtual, explicit).num_layers
+            except ValueError:  # more stages than layers
+                continue
+
+    def _schedule(self, virtual_stages: int) -> str:
+        named = "1f1b" if virtual_stages == 1 else "interleaved_1f1b"
+        return self._choices("pipeline.schedule", (named,))[0]
+
+    def _share(self, groups: int) -> int:
+        """Sequences of a step that each of so many groups of devices takes."""
+        return self.config.batch.global_ // groups
+
+    def _choices(self, key: str, free: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (attrgetter(key)(self.config),) if key in self.fixed else free
+
+
+def divisors(number: int) -> tuple[int, ...]:
+    return tuple(n for n in range(1, number + 1) if number % n == 0)
