@@ -15,7 +15,7 @@ from trainer.planner.published import Prediction, predict, read
 
 
 def show_published(file: Path, gpu: str | None, gpus_per_node: int, json: bool) -> None:
-    """Prints a prediction for each row of a table like `published_runs.csv`, on its own kind of GPU unless given another.
+    """Prints a prediction for each row of a table like `published_runs.csv`, on its own kind of GPU unless told.
 
     Raises:
         ConfigError: a row lacks something, or there is no such GPU.
