@@ -70,7 +70,9 @@ def embed(table_vD: jax.Array, tokens_BS: jax.Array, split: bool, axes: Sequence
     local = tokens_BS - collectives.place(axes) * table_vD.shape[0]
     mine = (local >= 0) & (local < table_vD.shape[0])
     rows = jnp.where(mine[..., None], look_up(table_vD, jnp.where(mine, local, 0)), 0)
-    return collectives.all_sum(leave(rows, split), [axis for axis in axes if axis != AXIS])
+    others = [axis for axis in axes if axis != AXIS]
+    # Varying from here on, so that the gradient travels in this dtype, whatever comes next.
+    return collectives.varying(collectives.all_sum(leave(rows, split), others), others)
 
 
 def look_up(table_ND: jax.Array, indices: jax.Array) -> jax.Array:

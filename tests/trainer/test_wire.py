@@ -88,8 +88,7 @@ def test_an_embedding_norm_is_looked_up_for_again() -> None:
     x = 2 * 48 * 64 // 2
     config = Case(1, 8, 2, pipeline=4).config
     bloom = dataclasses.replace(config, model=dataclasses.replace(config.model, embedding_norm=True))
-    sent = _over_pipeline(bloom)
-    assert sent["all_reduce", COMPUTE, x] + sent["all_reduce", "float32", x] == 5 * 8
+    assert _over_pipeline(bloom) == {("permute", COMPUTE, x): 2 * 11, ("all_reduce", COMPUTE, x): 5 * 8}
 
 
 def _over_pipeline(config: Config, stage: int = 0) -> dict[tuple[str, str, int], int]:
