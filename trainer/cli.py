@@ -181,6 +181,9 @@ def plan(
     tokens: Annotated[
         float | None, typer.Option("--tokens", metavar="N", min=1, help="Also days and GPU-hours for so many: 3e11.")
     ] = None,
+    compiled: Annotated[
+        bool, typer.Option("--compile", help="Also what XLA, which compiles it, sets aside; needs the extra `plan`.")
+    ] = False,
     published: Annotated[
         Path | None,
         typer.Option(
@@ -203,7 +206,7 @@ def plan(
         loaded = _load(config, overrides)
         from trainer.planner.show_plan import show_plan
 
-        show_plan(loaded, gpu or "h100", gpus, gpus_per_node, tokens, json)
+        show_plan(loaded, gpu or "h100", gpus, gpus_per_node, tokens, json, compiled)
 
 
 @app.command(cls=Command)

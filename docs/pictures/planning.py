@@ -1,4 +1,4 @@
-"""BLOOM 176B on 384 A100s: memory of one, and one step's time, as published, as predicted for that run, and for ours."""
+"""BLOOM 176B on 384 A100s, memory and time of a step: published, predicted for that run, and planned for ours."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def plan(config: Config, gpu: str = "h100", gpus: int | None = None, gpus_per_no
     kind = load(gpu)
     if gpus_per_node < 1:
         raise ConfigError(f"gpus_per_node={gpus_per_node}: use 1 or more")
-    config, assumed = resolve(config) if gpus is None else (_on(config, gpus), None)
+    config, assumed = on(config, gpus)
     description = describe(config)
     estimated = estimate(Arrangement.of(config), kind, gpus_per_node)
     memory = _memory(estimated.memory[estimated.worst_stage], description, estimated)
@@ -134,11 +134,17 @@ def plan(config: Config, gpu: str = "h100", gpus: int | None = None, gpus_per_no
     )
 
 
-def _on(config: Config, gpus: int) -> Config:
-    """The config on so many GPUs, whatever it says of virtual devices."""
+def on(config: Config, gpus: int | None) -> tuple[Config, str | None]:
+    """The config on so many GPUs, whatever it says of virtual devices, and what had to be assumed for it.
+
+    Raises:
+        ConfigError: it does not fit on them.
+    """
+    if gpus is None:
+        return resolve(config)
     if gpus < 1:
         raise ConfigError(f"gpus={gpus}: use 1 or more")
-    return dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, virtual_devices=None)).resolve(gpus)
+    return dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, virtual_devices=None)).resolve(gpus), None
 
 
 def _memory(closed: Memory, exact: Description, estimated: Estimate) -> Memory:

@@ -1,4 +1,7 @@
-"""`meshwright plan`: prints a plan, for people or as JSON. The facts are those of `trainer.planner.plan`."""
+"""`meshwright plan`: prints a plan, for people or as JSON, beside what XLA makes of it if asked.
+
+The facts are those of `trainer.planner.plan` and `trainer.planner.compiled`.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,15 @@ import json as json_format
 from dataclasses import fields
 from typing import Any
 
+import jax
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from trainer.config import Config
-from trainer.planner.plan import Plan, plan
+from trainer.planner.compiled import CompiledStep, check_installed, compile_step
+from trainer.planner.gpu import load
+from trainer.planner.plan import Plan, on, plan
 
 GIB = 2**30
 # What each kind of bytes is, as `trainer.planner.memory` counts it.
@@ -40,18 +46,38 @@ SECONDS = {
     "bubble": "waiting for other stages",
 }
 
+COMPILED = {
+    "state": "master weights and moments; compiled, with the batch",
+    "temporary": "all else that a step needs",
+    "total": "without overhead",
+}
 
-def show_plan(config: Config, gpu: str, gpus: int | None, gpus_per_node: int, tokens: float | None, json: bool) -> None:
-    """Prints `plan(...)`; with `tokens`, also what training on so many takes.
+
+def show_plan(
+    config: Config,
+    gpu: str,
+    gpus: int | None,
+    gpus_per_node: int,
+    tokens: float | None,
+    json: bool,
+    compiled: bool = False,
+) -> None:
+    """Prints `plan(...)`; with `tokens`, also what training on so many takes; with `compiled`, what XLA sets aside.
 
     Raises:
-        ConfigError: see `trainer.planner.plan.plan`.
+        ConfigError: see `trainer.planner.plan.plan` and `trainer.planner.compiled.absent_gpus`.
     """
+    if compiled:
+        check_installed()
+        jax.config.update("jax_platforms", "cpu")  # or jax would look for a driver
     made = plan(config, gpu, gpus, gpus_per_node)
+    step = compile_step(on(config, gpus)[0], load(gpu), gpus_per_node) if compiled else None
     if json:
-        print(json_format.dumps(as_dict(made, tokens), indent=2))
+        tree = as_dict(made, tokens) | ({"compiled": compared(made, step)} if step else {})
+        print(json_format.dumps(tree, indent=2))
     else:
-        _print(made, tokens, Console())
+        tables = [_summary(made, tokens), _memory(made), _seconds(made), _wire(made)]
+        _print([*tables, *([_compiled(compared(made, step))] if step else [])], Console())
 
 
 def as_dict(made: Plan, tokens: float | None) -> dict[str, Any]:
@@ -62,10 +88,23 @@ def as_dict(made: Plan, tokens: float | None) -> dict[str, Any]:
     return tree
 
 
-def _print(made: Plan, tokens: float | None, console: Console) -> None:
+def compared(made: Plan, step: CompiledStep) -> dict[str, Any]:
+    """What XLA sets aside, in bytes of a GPU, beside the plan without its overhead, which XLA does not know."""
+    state = made.memory.master + made.memory.optimizer
+    total = made.memory.total - made.memory.overhead
+    return {
+        "seconds": step.seconds,
+        "state": {"planned": state, "compiled": step.state},
+        "temporary": {"planned": total - state, "compiled": step.temporary},
+        "total": {"planned": total, "compiled": step.total},
+        "difference": total / step.total - 1,
+    }
+
+
+def _print(tables: list[Table], console: Console) -> None:
     if not console.is_terminal:
         console.width = 120  # a pipe has no width, and rich would wrap at 80
-    for table in (_summary(made, tokens), _memory(made), _seconds(made), _wire(made)):
+    for table in tables:
         console.print(table)
 
 
@@ -134,4 +173,13 @@ def _wire(made: Plan) -> Table:
             f"{sent.link_bytes / GIB:.2f}",
             f"{sent.seconds:.3f}",
         )
+    return table
+
+
+def _compiled(found: dict[str, Any]) -> Table:
+    seconds = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in found["seconds"].items())
+    table = _table(f"Compiled by XLA: {seconds}", ["bytes", ""], ["planned GiB", "compiled GiB", "planned is off by"])
+    for name, meaning in COMPILED.items():
+        planned, compiled = found[name]["planned"], found[name]["compiled"]
+        table.add_row(name, meaning, f"{planned / GIB:.2f}", f"{compiled / GIB:.2f}", f"{planned / compiled - 1:+.1%}")
     return table

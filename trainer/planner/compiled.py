@@ -1,0 +1,118 @@
+"""The step of a config, compiled by XLA for GPUs that are not there: seconds that it took, bytes that it sets aside.
+
+XLA compiles for a described GPU, with jax's CUDA plugin and NVIDIA's assembler; no GPU is needed, and no driver. Knows
+nothing of estimates.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+
+from sharding.mesh import make_mesh
+from trainer.config import Config
+from trainer.errors import ConfigError
+from trainer.planner.gpu import Gpu
+from trainer.program import Program
+
+PLUGINS = ("jax-cuda13-plugin", "jax-cuda13-pjrt")
+"""Packages that have to be of jax's own version."""
+TOOLS = ("nvidia-cuda-nvcc", "nvidia-nvvm")
+"""Packages of which any version for CUDA 13 will do."""
+
+
+@dataclass(frozen=True)
+class CompiledStep:
+    """A step that could run, were there the devices. Bytes are those of one GPU."""
+
+    traced: jax.stages.Traced
+    compiled: jax.stages.Compiled
+    seconds: dict[str, float]
+    """To trace, to lower and to compile."""
+
+    @property
+    def state(self) -> int:
+        """Bytes that stay from step to step, and those of the batch: arguments, and results that take no argument's
+        place."""
+        memory = self._memory
+        return int(memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes)
+
+    @property
+    def temporary(self) -> int:
+        """Bytes of XLA's buffers during a step."""
+        return int(self._memory.temp_size_in_bytes)
+
+    @property
+    def total(self) -> int:
+        return self.state + self.temporary
+
+    @property
+    def _memory(self) -> Any:
+        return self.compiled.memory_analysis()
+
+
+def compile_step(
+    config: Config, gpu: Gpu, gpus_per_node: int = 8, options: Mapping[str, Any] | None = None
+) -> CompiledStep:
+    """The very step that trains a config, no mesh axis of which is -1, compiled for as many GPUs as it asks for.
+
+    Args:
+        options: of XLA's compiler, by name.
+
+    Raises:
+        ConfigError: see `absent_gpus`.
+    """
+    devices = absent_gpus(gpu, math.prod(config.mesh.sizes.values()), gpus_per_node)
+    program = Program(config, make_mesh(config.mesh, devices))
+    seconds, start = {}, time.perf_counter()
+    with jax.set_mesh(program.mesh), jax.default_device(program.mesh.devices.flat[0]):
+        traced = program.step.trace(program.abstract_state(), program.abstract_batch())
+        seconds["trace"], start = time.perf_counter() - start, time.perf_counter()
+        lowered = traced.lower()
+        seconds["lower"], start = time.perf_counter() - start, time.perf_counter()
+        compiled = lowered.compile(compiler_options=dict(options or {}))
+        seconds["compile"] = time.perf_counter() - start
+    return CompiledStep(traced, compiled, seconds)
+
+
+def absent_gpus(gpu: Gpu, number: int, gpus_per_node: int = 8) -> list[jax.Device]:
+    """GPUs in nodes of so many, that can be compiled for.
+
+    Raises:
+        ConfigError: what XLA needs for that is not installed, or not of jax's version; names the command that helps.
+    """
+    check_installed()
+    nodes = -(-number // gpus_per_node)
+    topology = topologies.get_topology_desc(
+        platform="cuda", topology_name=gpu.name, target_config=gpu.xla_target, topology=f"1x{nodes}x{gpus_per_node}"
+    )
+    return list(topology.devices)[:number]
+
+
+def check_installed() -> None:
+    """Whether XLA can compile for GPUs here.
+
+    Raises:
+        ConfigError: a package is missing, or a plugin is not of jax's version.
+    """
+    found = {package: _version(package) for package in (*PLUGINS, *TOOLS)}
+    command = " ".join(["pip install", *(f"{plugin}=={jax.__version__}" for plugin in PLUGINS), *TOOLS])
+    if missing := [package for package, installed in found.items() if installed is None]:
+        raise ConfigError(f"--compile needs {', '.join(missing)}; no GPU is needed: {command}")
+    if other := [plugin for plugin in PLUGINS if found[plugin] != jax.__version__]:
+        differing = ", ".join(f"{plugin} {found[plugin]}" for plugin in other)
+        raise ConfigError(f"--compile needs plugins of jax's version {jax.__version__}, found {differing}: {command}")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
