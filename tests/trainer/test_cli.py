@@ -76,11 +76,15 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
     def show_plan(*options: Any) -> None:
         calls.append(options)
 
+    def show_search(*options: Any) -> None:
+        calls.append(options)
+
     modules: dict[str, dict[str, Any]] = {
         "trainer.trainer": {"Trainer": Trainer},
         "trainer.show": {"show": show},
         "trainer.show_schedule": {"show_schedule": show_schedule},
         "trainer.planner.show_plan": {"show_plan": show_plan},
+        "trainer.planner.show_search": {"show_search": show_search},
         "trainer.doctor": {"doctor": lambda: len(errors)},
     }
     for name, contents in modules.items():
@@ -96,7 +100,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
     return control
 
 
-@pytest.mark.parametrize("command", ["", "train", "generate", "eval", "show", "schedule", "plan", "doctor"])
+@pytest.mark.parametrize("command", ["", "train", "generate", "eval", "show", "schedule", "plan", "search", "doctor"])
 def test_help(command: str) -> None:
     """After a change that is meant: UPDATE_GOLDEN=1 pytest tests/trainer/test_cli.py, and read the diff."""
     result = meshwright(*filter(None, [command]), "--help")

@@ -1,0 +1,204 @@
+"""`meshwright search`: the winner is the fastest that fits, what is fixed stays, and the file that it writes is it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner, Result
+
+from sharding.pipeline.makers import SCHEDULES
+from tests.trainer.planner.arrangements import TINY
+from trainer.cli import app
+from trainer.config import Config
+from trainer.errors import ConfigError
+from trainer.planner import Arrangement, Estimate, Gpu, estimate, load, plan
+from trainer.planner.candidates import THRIFT, Candidate, Space, divisors, fixed_by
+from trainer.planner.flow import lockstep
+from trainer.planner.links import Cluster
+from trainer.planner.search import at_least, ranked, search
+
+GPUS, GPUS_PER_NODE = 4, 2
+BATCH = {"global": 4, "sequence": 64}
+ODD: dict[str, Any] = {**TINY, "model": {**TINY["model"], "layers": 5}, "batch": BATCH}
+"""Layers that no number of stages divides, and few micro-batches."""
+GPT3: dict[str, Any] = {
+    "model": {"preset": "gpt3-175b"},
+    "batch": {"global": 1536, "sequence": 2048},
+    "precision": {"compute": "bfloat16"},
+}
+STAGED = (("gpipe", 1), ("1f1b", 1), ("interleaved_1f1b", 1), ("interleaved_1f1b", 2))
+"""Schedules and virtual stages; 3 of them on 2 devices would be more than 5 layers."""
+Mesh = tuple[int, int, int, int]
+
+
+def small(mebibytes: float) -> Gpu:
+    """An H100 that has so little memory, and holds none of it back."""
+    return dataclasses.replace(load("h100"), memory_bytes=mebibytes * 2**20, reserved_bytes=0)
+
+
+def mesh_of(made: Estimate) -> Mesh:
+    """Replicas of single devices are what `data` is without ZeRO."""
+    a = made.arrangement
+    return (a.pipeline, 1, a.replica, a.tensor) if a.data == 1 else (a.pipeline, a.replica, a.data, a.tensor)
+
+
+@pytest.fixture(scope="module")
+def every() -> list[Estimate]:
+    """Every layout on `GPUS` that `Config` accepts, of all that can be written."""
+    made = []
+    for pipeline, replica, data, tensor in product(divisors(GPUS), repeat=4):
+        if pipeline * replica * data * tensor != GPUS:
+            continue
+        mesh = {"pipeline": pipeline, "replica": replica, "data": data, "tensor": tensor}
+        staged = product(STAGED, ("spread", "last")) if pipeline > 1 else [(STAGED[0], "spread")]
+        for ((schedule, virtual), head), (keep, policy), zero, micro in product(
+            staged, THRIFT, range(4), divisors(BATCH["global"])
+        ):
+            tree = {
+                **ODD,
+                "mesh": mesh,
+                "batch": {**BATCH, "micro": micro},
+                "zero": {"stage": zero},
+                "recompute": {"policy": policy},
+            }
+            if pipeline > 1:
+                tree["pipeline"] = {"schedule": schedule, "virtual_stages": virtual, "head": head, "keep": keep}
+            with suppress(ValueError):
+                made.append(estimate(Arrangement.of(Config.from_dict(tree)), small(1), GPUS_PER_NODE))
+    return made
+
+
+@pytest.mark.parametrize("part", [0.02, 0.1, 0.5, 1])
+def test_nothing_that_fits_is_faster(every: list[Estimate], part: float) -> None:
+    """On every mesh; `part` of all that can be written fits."""
+    needed = sorted(made.bytes_per_gpu for made in every)
+    limit = needed[int(part * (len(needed) - 1))]
+    fastest: dict[Mesh, float] = {}
+    for made in every:
+        if made.bytes_per_gpu <= limit:
+            mesh = mesh_of(made)
+            fastest[mesh] = min(fastest.get(mesh, math.inf), made.seconds.total)
+    found: dict[Mesh, float] = {}
+    choices = list(ranked(Space(Config.from_dict(ODD), GPUS), Cluster(small(limit / 2**20), GPUS_PER_NODE)))
+    for choice in choices:
+        found.setdefault(mesh_of(choice.estimate), choice.seconds)
+    assert found == pytest.approx(fastest)
+    assert [choice.seconds for choice in choices] == sorted(choice.seconds for choice in choices)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_schedule_takes_at_least_what_it_is_judged_by(schedule: str) -> None:
+    for stages, chunks, micro_batches in product((2, 3, 5, 8), (1, 2, 3, 6), (1, 2, 5, 8, 9, 16, 21)):
+        if chunks > 1 and schedule != "interleaved_1f1b":
+            continue
+        exact, least = (flow(schedule, stages, chunks, micro_batches) for flow in (lockstep, at_least))
+        assert least.rounds <= exact.rounds + 1e-9
+        assert least.alive <= exact.alive
+
+
+FIXED: list[tuple[dict[str, Any], Callable[[Candidate], bool]]] = [
+    ({"zero.stage": 1}, lambda chosen: chosen.zero == 1),
+    ({"mesh.tensor": 2, "mesh.data": 1}, lambda chosen: chosen.tensor == 2 and chosen.data == 1),
+    ({"mesh.pipeline": 2, "pipeline.layers": [2, 3]}, lambda chosen: chosen.layers == (2, 3)),
+    ({"mesh.pipeline": 2, "pipeline.schedule": "gpipe"}, lambda chosen: chosen.schedule == "gpipe"),
+    ({"mesh.pipeline": 2, "pipeline.keep": "inputs"}, lambda chosen: chosen.keep == "inputs"),
+    (
+        {"batch.micro": 2, "recompute": {"policy": "full"}},
+        lambda chosen: (chosen.micro, chosen.recompute) == (2, "full"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("settings", "kept"), FIXED, ids=[", ".join(settings) for settings, _ in FIXED])
+def test_what_is_fixed_stays(settings: dict[str, Any], kept: Callable[[Candidate], bool]) -> None:
+    config = Config.from_dict(ODD, settings)
+    space = Space(config, GPUS, fixed_by(config, [tuple(key.split(".")) for key in settings]))
+    choices = list(ranked(space, Cluster(load("h100"), GPUS_PER_NODE)))
+    assert choices
+    assert all(kept(choice.candidate) for choice in choices)
+
+
+def run(*args: str) -> Result:
+    return CliRunner().invoke(app, ["search", *args])
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """Laid out by its own lights, on another number of devices."""
+    file = tmp_path / "tiny.yaml"
+    layout = {"mesh": {"pipeline": 2, "virtual_devices": 2}, "pipeline": {"layers": [3, 2], "head": "last"}}
+    file.write_text(
+        yaml.safe_dump({**ODD, **layout, "zero": {"stage": 1, "persist_below": 8}, "run": {"name": "tiny"}})
+    )
+    return file
+
+
+@pytest.mark.parametrize("overrides", [["mesh.pipeline=4", "pipeline.keep=inputs"], ["mesh.data=1"]], ids=" ".join)
+def test_the_file_plans_to_what_was_found(config: Path, tmp_path: Path, overrides: list[str]) -> None:
+    out = tmp_path / "found.yaml"
+    args = [str(config), *overrides, "--gpus", "4", "--gpu", "a100", "--gpus-per-node", "2", "--out", str(out)]
+    result = run(*args, "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    planned = plan(Config.load(out), "a100", 4, 2)
+    best = found["best"][0]
+    assert planned.seconds_per_step == pytest.approx(best["seconds_per_step"])
+    assert planned.memory.total == pytest.approx(best["bytes_per_gpu"])
+    assert found["fixed"] == sorted(override.split("=")[0] for override in overrides)
+    assert Config.load(out).run.name == "tiny"
+    assert f"#   meshwright train {out}" in out.read_text()
+
+
+def test_people_are_told_what_was_found_and_why(config: Path) -> None:
+    result = run(str(config), "zero.stage=3", "--gpus", "4", "--top", "2")
+    assert result.exit_code == 0, result.output
+    assert "4 x h100" in result.stdout
+    assert "fixed: zero.stage=3" in result.stdout
+    assert all(label in result.stdout for label in ("time ", "faster ", "memory "))
+    assert len(re.findall(r"^ +(?:\d+ +){5}", result.stdout, re.MULTILINE)) == 2  # meshes, and their ZeRO stages
+
+
+def test_the_best_of_1024_gpus_is_found_in_time() -> None:
+    """A minute is for all of the search; its ranking is the part that grows."""
+    start = time.perf_counter()
+    best = next(ranked(Space(Config.from_dict(GPT3), 1024), Cluster(load("h100"), 8)))
+    assert best.estimate.fits
+    assert time.perf_counter() - start < 30
+
+
+WRONG = [
+    (["--gpus", "4", "--gpu", "h1000"], "did you mean h100?"),
+    (["--gpus", "7"], "no mesh of so many can be made: mesh.tensor must divide model.heads=4"),
+    (["mesh.tensor=3", "--gpus", "3"], "model.heads=4 does not divide by mesh.tensor=3"),
+    (["batch.micro=8", "--gpus", "4"], "batch.micro can be one of [1, 2, 4]"),
+]
+
+
+@pytest.mark.parametrize(("args", "message"), WRONG, ids=[" ".join(args) for args, _ in WRONG])
+def test_what_cannot_be_searched_is_said(config: Path, args: list[str], message: str) -> None:
+    result = run(str(config), *args)
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_what_is_too_large_is_told_what_would_help() -> None:
+    config = Config.from_dict(GPT3, {"zero.stage": 0})
+    with pytest.raises(ConfigError) as error:
+        search(config, "a100", 16, fixed=frozenset({"zero.stage"}))
+    message = str(error.value)
+    assert "nothing fits on 16 x a100" in message
+    assert "GiB of each" in message
+    gpus = int(message.partition("--gpus ")[2].partition(";")[0])
+    assert gpus in (32, 64, 128, 256)
+    assert next(ranked(Space(config, gpus, frozenset({"zero.stage"})), Cluster(load("a100"), 8)))
