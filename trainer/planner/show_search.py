@@ -150,7 +150,13 @@ TEXTS = ("schedule", "recompute", "besides matmuls")
 
 
 def _table(found: Found) -> Table:
-    table = Table(title="The fastest of each mesh", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    table = Table(
+        title="The fastest of each mesh",
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
     for heading in COLUMNS:
         table.add_column(heading, justify="left" if heading in TEXTS else "right")
     for choice in found.best:
