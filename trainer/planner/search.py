@@ -225,9 +225,9 @@ def _faster(space: Space, cluster: Cluster, winner: Choice) -> Iterator[Faster]:
     batch = 2 * config.batch.global_
     larger = Config.from_dict(config.to_dict(), {"batch.global": batch})
     wishes = {
-        "a network twice as fast": (space, dataclasses.replace(cluster, gpu=network)),
-        f"GPUs with {memory.memory_bytes / GIB:.0f} GiB": (space, dataclasses.replace(cluster, gpu=memory)),
-        f"batch.global={batch}": (dataclasses.replace(space, config=larger), cluster),
+        "with a network twice as fast": (space, dataclasses.replace(cluster, gpu=network)),
+        f"with GPUs of {memory.memory_bytes / GIB:.0f} GiB": (space, dataclasses.replace(cluster, gpu=memory)),
+        f"with batch.global={batch}": (dataclasses.replace(space, config=larger), cluster),
     }
     if space.fixed:
         what = f"without {', '.join(sorted(space.fixed))} being fixed"
@@ -254,8 +254,8 @@ def _too_large(space: Space, cluster: Cluster) -> str:
     thriftiest = (
         _bytes(space, candidate, cluster.gpu, at_least)
         for placement in space.placements()
-        for family in space.micro_batches(placement)
-        for candidate in space.thriftier(family)
+        for smallest in islice(space.micro_batches(placement), 1)
+        for candidate in space.thriftier(smallest)
     )
     needed, has = min(thriftiest), cluster.gpu.memory_bytes
     return (
@@ -275,4 +275,5 @@ def _helps(space: Space, cluster: Cluster) -> Iterator[str]:
 
 
 def _any_fits(space: Space, gpu: Gpu) -> bool:
-    return any(_fastest(space, family, gpu, lockstep) for family in _families(space, gpu))
+    hopeful = (family for family in _families(space, gpu) if _fastest(space, family, gpu, at_least))
+    return any(_fastest(space, family, gpu, lockstep) for family in hopeful)

@@ -102,7 +102,12 @@ def _choice_as_dict(choice: Choice) -> dict[str, Any]:
 
 def _loosened(source: Source) -> Iterator[str]:
     """Overrides that take away a config's own layout, as far as the command line does not set it."""
+    open_axes = [
+        path for path in source.overridden if path[:1] == ("mesh",) and source.tree["mesh"].get(path[-1]) == -1
+    ]
     for key, value in LOOSE.items():
+        if key == "mesh.pipeline" and open_axes:  # at most one can be
+            value = "1"
         path = tuple(key.split("."))
         overridden = any(path[:size] in source.overridden for size in (1, 2))
         if not overridden and (source.wrote(path) or key == "mesh.pipeline"):
@@ -184,7 +189,7 @@ def _reasons(found: Found) -> Iterator[tuple[str, str]]:
     """Of the winner, with labels: what its time goes into, what would make it faster, and how sure its memory is."""
     terms = _terms(found.winner)[:TOLD]
     yield "time", "; ".join(f"{part:.0%} {name} ({SECONDS[name]})" for name, part in terms)
-    gains = [f"{faster.gain:+.1%} tokens/s with {faster.what}" for faster in found.faster]
+    gains = [f"{faster.gain:+.1%} tokens/s {faster.what}" for faster in found.faster]
     yield "faster", "; ".join(gains) or "by no network, memory or batch twice as large"
     traced = sum(choice.plan is not None for choice in found.best)
     refused = f"; by it, {len(found.refused)} that seemed faster do not fit" if found.refused else ""
