@@ -80,7 +80,9 @@ class _Parts:
         of_sum = self.elements * a.sum_itemsize / (a.data if a.sharded >= 2 else 1)
         apart = a.practice.micro_gradients and a.sharded < 2 and a.micro_batches > 1 and a.sum_itemsize != a.itemsize
         of_micro_batch = self.elements * a.itemsize / (a.chunks if a.practice.lockstep else 1) if apart else 0
-        return of_sum + of_micro_batch
+        # XLA copies them once more where a stage may skip a layer.
+        copies = 2 if a.practice.lockstep and len(set(a.layers)) > 1 else 1
+        return of_sum + copies * of_micro_batch
 
     def master(self) -> float:
         return 4 * self.elements / self.a.shares
@@ -93,7 +95,7 @@ class _Parts:
         a = self.a
         kept = self.bytes_kept(a.practice.kept[a.recompute])
         alive = a.flow.alive[self.index]
-        at_work = self.bytes_kept(a.practice.kept["none"])
+        at_work = self.bytes_kept(a.practice.kept["none"]) + self.scores * a.practice.scores_at_work
         layers = self.stage.layers / a.chunks
         if a.keeps_inputs:
             return alive * self.message + layers * kept + at_work
@@ -107,9 +109,7 @@ class _Parts:
         return tokens * vocab(a) * practice.loss_bytes
 
     def gathered(self) -> float:
-        if self.a.sharded < 3:
-            return 0.0
-        return max(self.block.elements, self.stage.embedding, self.stage.head) * self.a.itemsize
+        return self.part * self.a.itemsize if self.a.sharded == 3 else 0.0
 
     def pipeline(self) -> float:
         # One on its way each way, and one in each inbox. Asynchronous stages keep what arrives as the block's input.
@@ -117,7 +117,20 @@ class _Parts:
 
     def collectives(self) -> float:
         a = self.a
-        return min(a.practice.bucket, self.elements) * (a.sum_itemsize + a.itemsize) if a.data > 1 else 0.0
+        scattered = self.part * a.reduce_itemsize if a.sharded >= 2 else 0.0
+        buckets = min(a.practice.bucket, self.elements) * (a.sum_itemsize + a.itemsize) if a.data > 1 else 0.0
+        return scattered + buckets
+
+    @property
+    def part(self) -> float:
+        """Elements of the largest part that is gathered or scattered at once: a block, the embedding or the head."""
+        return max(self.block.elements, self.stage.embedding, self.stage.head)
+
+    @property
+    def scores(self) -> float:
+        """Elements of a block's attention scores, where they are materialised."""
+        a = self.a
+        return a.tokens * self.block.heads * a.sequence if a.practice.attention == "materialised" else 0.0
 
     @property
     def message(self) -> float:
@@ -127,13 +140,11 @@ class _Parts:
     def bytes_kept(self, kept: Kept) -> float:
         """Of one block for one micro-batch."""
         a, block = self.a, self.block
-        scores = block.heads * a.sequence if a.practice.attention == "materialised" else 0
         per_token = (
             kept.region * a.region * a.model.hidden
             + kept.whole * a.model.hidden
             + kept.qkv * block.qkv
             + kept.attention * block.attention
             + kept.ffn * block.ffn
-            + kept.scores * scores
         )
-        return a.tokens * per_token * a.itemsize
+        return (a.tokens * per_token + self.scores * kept.scores) * a.itemsize

@@ -57,6 +57,8 @@ class Practice:
     """Scores stay on the chip and only the causal half is computed, or they are written to memory, all of them."""
     score_bytes: float
     """Read and written for each score, where they are materialised, between the two matmuls of a forward."""
+    scores_at_work: float = 0
+    """Bytes held for each score of the block at work besides what it keeps, where they are materialised."""
     kept: Mapping[RecomputePolicy, Kept]
     again: Mapping[RecomputePolicy, Again]
     hides: frozenset[Hidden] = frozenset()
@@ -118,6 +120,7 @@ MESHWRIGHT = Practice(
     sequence_parallel=True,
     attention="materialised",
     score_bytes=14,  # float32: the matmul writes 2 more, softmax reads and writes 4, and 4 are read and cast
+    scores_at_work=9,  # two float32 arrays and the mask, by XLA's buffers for an H100
     kept={
         "none": Kept(region=2, whole=2, qkv=1, attention=2, ffn=1, scores=2),
         "selective": Kept(region=2, qkv=1, attention=1, ffn=1),
