@@ -42,9 +42,14 @@ def make_schedule(config: Config, mesh: Mapping[str, int]) -> Schedule:
     """The schedule by name or from a file, for as many micro-batches as the batch has on this mesh."""
     name, stages, chunks = config.pipeline.schedule, mesh[PIPELINE], config.pipeline.virtual_stages
     micro_batches = config.batch.accumulation(math.prod(mesh[axis] for axis in BATCH_AXES))
-    if Path(name).suffix == TABLE:
-        return schedule_file.read(name, stages, chunks, micro_batches)
+    if is_table(name):
+        return schedule_file.read(Path(name).expanduser(), stages, chunks, micro_batches)
     return makers.make(name, stages, chunks, micro_batches)
+
+
+def is_table(name: str) -> bool:
+    """Whether a schedule of this name is a file."""
+    return Path(name).suffix.lower() == TABLE
 
 
 def advice(config: Config, schedule: Schedule) -> str | None:
@@ -52,11 +57,18 @@ def advice(config: Config, schedule: Schedule) -> str | None:
     bubble = schedule.bubble()
     if bubble <= MOST_WAITING:
         return None
-    stages, micro_batches = schedule.num_stages, schedule.num_micro_batches
-    smaller = "a smaller batch.micro" if config.batch.micro != 1 else "a larger batch.global"
+    stages, chunks, micro_batches = schedule.num_stages, schedule.num_chunks, schedule.num_micro_batches
+    waits = (
+        f"with {micro_batches} micro-batch{'es' * (micro_batches > 1)} on {stages} stages, stages wait {bubble:.0%} of "
+        "the time that they work"
+    )
+    if is_table(config.pipeline.schedule):
+        other = makers.interleaved_1f1b(stages, chunks, micro_batches).bubble()
+        return f"{waits}, as {config.pipeline.schedule} has it; interleaved_1f1b would wait {other:.0%}"
+    smaller = "a larger batch.global" if config.batch.micro == 1 else "a smaller batch.micro or a larger batch.global"
     return (
-        f"with {micro_batches} micro-batches on {stages} stages, stages wait {bubble:.0%} of the time that they work; "
-        f"{smaller} makes more micro-batches, and {4 * stages} of them would wait {(stages - 1) / (4 * stages):.0%}"
+        f"{waits}; {smaller} makes more micro-batches, and {4 * stages} of them would wait "
+        f"{(stages - 1) / (4 * stages * chunks):.0%}"
     )
 
 

@@ -1,4 +1,4 @@
-"""The schedules that come with us: each is the tick of every forward and of every backward, as a formula.
+"""The built-in schedules: each is the tick of every forward and of every backward, as a formula.
 
 `P` stages, `V` chunks (virtual stages) of each, `M` micro-batches; ticks are arrays [P, V, M]. Ticks are lockstep, so
 that a forward and a backward share each steady tick: 1F1B keeps 2P - 1 micro-batches where asynchronous stages keep P.
@@ -89,8 +89,8 @@ def make(name: str, stages: int, chunks: int, micro_batches: int) -> Schedule:
         ValueError: no such schedule, or not for these numbers; the message says which choice works.
     """
     if name not in SCHEDULES:
-        near = difflib.get_close_matches(name, SCHEDULES, n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(SCHEDULES)}"
+        near = difflib.get_close_matches(name.lower(), SCHEDULES, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(SCHEDULES)}, and files ending in .csv"
         raise ValueError(f"there is no schedule {name!r}; {hint}")
     for what, number in (("stages", stages), ("chunks", chunks), ("micro-batches", micro_batches)):
         if number < 1:

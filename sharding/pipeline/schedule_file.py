@@ -72,6 +72,10 @@ def _parse(path: Path) -> list[_Line]:
         with open(path, newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file)
             rows = [(reader.line_num, [entry.strip() for entry in row]) for row in reader if row]
+    except FileNotFoundError:
+        raise ValueError(
+            f"{path}: there is no such file in {Path.cwd()}; say where it is, or name a schedule"
+        ) from None
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}") from None
     except (UnicodeDecodeError, csv.Error) as error:
@@ -106,7 +110,8 @@ def _check_numbers(path: Path, lines: list[_Line], asked: tuple[int, int, int]) 
         beyond = np.any(numbers > asked, axis=1)
         raise ValueError(
             f"{_place(path, lines[beyond.argmax()].number if beyond.any() else None)}: it is a schedule of "
-            f"{_numbers(held)}, and is to be one of {_numbers(asked)}"
+            f"{_numbers(held)}, and is to be one of {_numbers(asked)}; use a table for these, or a mesh and a batch "
+            "for that one"
         )
 
 

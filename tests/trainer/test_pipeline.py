@@ -75,6 +75,17 @@ REFUSED: dict[str, tuple[str, list[str], str]] = {
         [],
         "x.yaml:4: pipeline.schedule: there is no schedule 'interleaved'; did you mean 'interleaved_1f1b'?",
     ),
+    "a schedule in capitals": (
+        "pipeline: {schedule: GPipe}",
+        [],
+        "x.yaml:4: pipeline.schedule: there is no schedule 'GPipe'; did you mean 'gpipe'?",
+    ),
+    "a table of another kind of file": (
+        "pipeline: {schedule: mine.txt}",
+        [],
+        "x.yaml:4: pipeline.schedule: there is no schedule 'mine.txt'; there are gpipe, 1f1b, interleaved_1f1b, and "
+        "files ending in .csv",
+    ),
     "no such choice": (
         "pipeline:\n  head: first",
         [],
@@ -89,7 +100,7 @@ REFUSED: dict[str, tuple[str, list[str], str]] = {
     "no file": (
         "pipeline: {schedule: none.csv}",
         [],
-        "x.yaml:4: pipeline.schedule: none.csv: No such file or directory",
+        "x.yaml:4: pipeline.schedule: none.csv: there is no such file in",
     ),
 }
 
@@ -160,7 +171,8 @@ def test_a_table_of_other_numbers_is_refused(
         config("pipeline: {schedule: mine.csv}")
     assert str(error.value).startswith("x.yaml:4: pipeline.schedule: mine.csv")
     asked = "stages=2, chunks=1 and micro_batches=4"
-    assert str(error.value).endswith(f"it is a schedule of {held}, and is to be one of {asked}")
+    fits = "use a table for these, or a mesh and a batch for that one"
+    assert str(error.value).endswith(f"it is a schedule of {held}, and is to be one of {asked}; {fits}")
 
 
 def test_a_table_of_ones_own_is_what_is_run(config: Callable[..., Config]) -> None:
@@ -179,7 +191,7 @@ def test_what_the_devices_decide_is_checked_when_they_are_known(config: Callable
     write(make("1f1b", 2, 1, 4), "mine.csv")
     by_data = config("pipeline: {schedule: mine.csv}", "mesh={pipeline: 2, data: -1}")
     assert by_data.resolve(2).mesh.data == 1
-    with pytest.raises(ConfigError, match=r"micro_batches=4, and is to be one of .* micro_batches=2$"):
+    with pytest.raises(ConfigError, match=r"micro_batches=4, and is to be one of .* micro_batches=2;"):
         by_data.resolve(4)
     by_stages = config("pipeline: {layers: [3, 1]}", "mesh={pipeline: -1}")
     assert by_stages.resolve(2).mesh.pipeline == 2

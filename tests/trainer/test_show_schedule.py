@@ -80,7 +80,7 @@ def test_its_picture_is_written(tmp_path: Path) -> None:
             "schedule 1f1b has one chunk (virtual stage) on each stage, not 2; use interleaved_1f1b",
         ),
         (("mesh={pipeline: 2, data: -1}", "pipeline.schedule=1f1"), "there is no schedule '1f1'; did you mean '1f1b'?"),
-        (("mesh={pipeline: 2, data: -1}", "pipeline.schedule=no.csv"), "pipeline.schedule: no.csv: No such file"),
+        (("mesh={pipeline: 2, data: -1}", "pipeline.schedule=no.csv"), "pipeline.schedule: no.csv: there is no such"),
         ((*STAGES, "--out", "a.pdf"), "a.pdf: a schedule is written as a file that ends in .svg, .png, .csv"),
     ],
     ids=["no stages", "stages left open", "too many stages", "too many chunks", "no such name", "no file", "pdf"],
