@@ -75,7 +75,7 @@ class Trainer:
             raise ConfigError(
                 f"{folder} holds no config.yaml, so it is no run's folder; name one, such as runs/quickstart"
             )
-        trained = Config.load(file).data
+        trained = Config.load(file, ["mesh={pipeline: 1}"]).data  # asks for no table of a schedule, which may be gone
         config = Config.load(file, [f"run.dir={json.dumps(str(folder))}", *_as_texts(overrides)])
         trainer = cls(
             dataclasses.replace(config, data=_data_to_evaluate(config.data, trained, Path(folder, TOKENIZER)))

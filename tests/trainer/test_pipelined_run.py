@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import jax
 import pytest
 
 from tests.trainer import small
 from trainer import Config, Trainer
+from trainer.errors import ConfigError
 
 STAGES = {
     "model.layers": 5,  # one of the four chunks has two, the others one and a place that is empty
@@ -41,6 +45,17 @@ def test_what_is_measured_is_what_one_device_measures(trained: Trainer, alone: T
 
 def test_what_is_written_is_what_one_device_writes(trained: Trainer, alone: Trainer) -> None:
     assert trained.generate("def class", max_tokens=12) == alone.generate("def class", max_tokens=12)
+
+
+def test_a_run_outlives_its_table(trained: Trainer, tmp_path: Path) -> None:
+    """Another schedule serves a run whose CSV file is gone."""
+    run = shutil.copytree(trained.folder, tmp_path / "run")
+    text = (run / "config.yaml").read_text()
+    assert "schedule: interleaved_1f1b\n" in text
+    (run / "config.yaml").write_text(text.replace("schedule: interleaved_1f1b\n", "schedule: gone.csv\n"))
+    with pytest.raises(ConfigError, match=r"gone\.csv: there is no such file in"):
+        Trainer.from_run(run)
+    assert Trainer.from_run(run, ["pipeline.schedule=interleaved_1f1b"]).config.pipeline == trained.config.pipeline
 
 
 def test_shorter_texts_compile_nothing(trained: Trainer) -> None:
