@@ -70,7 +70,7 @@ class KeepResiduals:
     def backward(
         self, learned: Tree, others: Tree, kept: Sequence[jax.Array], d_y: jax.Array
     ) -> tuple[Tree, jax.Array]:
-        inputs = jax.tree.leaves((learned, others, d_y))  # x itself is not among the inputs of the rest
+        inputs = jax.tree.leaves((learned, others, d_y))  # d_y fills the place of x, which the rest never takes
         rest = iter(
             jaxpr_as_fun(self.rest)(*(x for x, is_used in zip(inputs, self.inputs_of_rest, strict=True) if is_used))
         )
