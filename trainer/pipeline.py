@@ -42,6 +42,15 @@ def make_schedule(config: Config, mesh: Mapping[str, int]) -> Schedule:
     """The schedule by name or from a file, for as many micro-batches as the batch has on this mesh."""
     name, stages, chunks = config.pipeline.schedule, mesh[PIPELINE], config.pipeline.virtual_stages
     micro_batches = config.batch.accumulation(math.prod(mesh[axis] for axis in BATCH_AXES))
+    return find_schedule(name, stages, chunks, micro_batches)
+
+
+def find_schedule(name: str, stages: int, chunks: int, micro_batches: int) -> Schedule:
+    """The schedule by name or from a file, for these numbers.
+
+    Raises:
+        ValueError: there is none of this name, or it is not for these numbers.
+    """
     if is_table(name):
         return schedule_file.read(Path(name).expanduser(), stages, chunks, micro_batches)
     return makers.make(name, stages, chunks, micro_batches)

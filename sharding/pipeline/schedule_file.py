@@ -110,8 +110,8 @@ def _check_numbers(path: Path, lines: list[_Line], asked: tuple[int, int, int]) 
         beyond = np.any(numbers > asked, axis=1)
         raise ValueError(
             f"{_place(path, lines[beyond.argmax()].number if beyond.any() else None)}: it is a schedule of "
-            f"{_numbers(held)}, and is to be one of {_numbers(asked)}; use a table for these, or a mesh and a batch "
-            "for that one"
+            f"{_numbers(held)}, and is to be one of {_numbers(asked)}; use a table for these, or change the mesh, "
+            "pipeline.virtual_stages or the batch"
         )
 
 

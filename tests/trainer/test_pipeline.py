@@ -171,7 +171,7 @@ def test_a_table_of_other_numbers_is_refused(
         config("pipeline: {schedule: mine.csv}")
     assert str(error.value).startswith("x.yaml:4: pipeline.schedule: mine.csv")
     asked = "stages=2, chunks=1 and micro_batches=4"
-    fits = "use a table for these, or a mesh and a batch for that one"
+    fits = "use a table for these, or change the mesh, pipeline.virtual_stages or the batch"
     assert str(error.value).endswith(f"it is a schedule of {held}, and is to be one of {asked}; {fits}")
 
 

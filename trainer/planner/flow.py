@@ -8,11 +8,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 
-from sharding.pipeline import makers, schedule_file
-from sharding.pipeline.schedule import Schedule
-from trainer.pipeline import TABLE
+from trainer.pipeline import find_schedule
 
 
 @dataclass(frozen=True)
@@ -38,7 +35,7 @@ def lockstep(schedule: str, stages: int, chunks: int, micro_batches: int) -> Flo
     """
     if stages == 1:
         return Flow(micro_batches, (1,))
-    table = _table(schedule, stages, chunks, micro_batches)
+    table = find_schedule(schedule, stages, chunks, micro_batches)
     return Flow(chunks * micro_batches * (1 + table.bubble()), (table.num_slots,) * stages)
 
 
@@ -53,9 +50,3 @@ def asynchronous(stages: int, chunks: int, micro_batches: float) -> Flow:
     else:
         alive = tuple(min(2 * (stages - 1 - stage) + (chunks - 1) * stages + 1, total) for stage in range(stages))
     return Flow(chunks * micro_batches + stages - 1, alive)
-
-
-def _table(schedule: str, stages: int, chunks: int, micro_batches: int) -> Schedule:
-    if Path(schedule).suffix == TABLE:
-        return schedule_file.read(schedule, stages, chunks, micro_batches)
-    return makers.make(schedule, stages, chunks, micro_batches)
