@@ -2,7 +2,7 @@
 
     estimate(Arrangement.of(config), load("h100"))
 
-Knows configs and what the trainer does; starts no device and traces nothing.
+Knows configs and what the trainer does, and starts no device. Only `plan` traces the step, for what can be exact.
 """
 
 from trainer.planner.arrangement import Arrangement

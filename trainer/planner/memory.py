@@ -44,13 +44,16 @@ class Memory:
 
 
 def stage_memory(arrangement: Arrangement, gpu: Gpu) -> list[Memory]:
-    """Of each pipeline stage."""
-    of_block = block(arrangement.model, arrangement.tensor)
-    held = stages(arrangement)
-    return [
-        _with_overhead(_Parts(arrangement, of_block, stage, index), arrangement.practice.allocator, gpu.reserved_bytes)
-        for index, stage in enumerate(held)
-    ]
+    """Of each pipeline stage. In lockstep all stages run one program, and hold alike."""
+    of_block, held = block(arrangement.model, arrangement.tensor), stages(arrangement)
+
+    def memory(index: int) -> Memory:
+        parts = _Parts(arrangement, of_block, held[index], index)
+        return _with_overhead(parts, arrangement.practice.allocator, gpu.reserved_bytes)
+
+    if arrangement.practice.lockstep:
+        return [memory(0)] * len(held)
+    return [memory(index) for index in range(len(held))]
 
 
 def _with_overhead(parts: _Parts, allocator: float, reserved: float) -> Memory:
