@@ -21,6 +21,8 @@ from sharding.pipeline.stages import Stages, split_layers
 if TYPE_CHECKING:
     from trainer.config import Config
 
+MOST_UNITS = 1_000_000
+"""Of a stage in a step: beyond, the table itself would take minutes to make."""
 MOST_WAITING = 0.5
 """The bubble from which on a user is told of it."""
 TABLE = ".csv"
@@ -42,6 +44,11 @@ def make_schedule(config: Config, mesh: Mapping[str, int]) -> Schedule:
     """The schedule by name or from a file, for as many micro-batches as the batch has on this mesh."""
     name, stages, chunks = config.pipeline.schedule, mesh[PIPELINE], config.pipeline.virtual_stages
     micro_batches = config.batch.accumulation(math.prod(mesh[axis] for axis in BATCH_AXES))
+    if micro_batches * chunks > MOST_UNITS:
+        raise ValueError(
+            f"batch.global={config.batch.global_} makes {micro_batches:,} micro-batches, more than a schedule is made "
+            "for; use a larger batch.micro"
+        )
     return find_schedule(name, stages, chunks, micro_batches)
 
 

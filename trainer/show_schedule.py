@@ -29,7 +29,10 @@ def show_schedule(config: Config, out: Path | None = None) -> None:
     config, assumed = resolve(config)
     mesh = config.mesh.sizes
     if mesh["pipeline"] == 1:
-        raise ConfigError("mesh.pipeline is 1, so there is no schedule; set it to a number of stages: mesh.pipeline=4")
+        why = "takes what is left, which is not known here" if assumed and "mesh.pipeline" in assumed else "is 1"
+        raise ConfigError(
+            f"mesh.pipeline {why}, so there is no schedule; set it to a number of stages: mesh.pipeline=4"
+        )
     schedule = make_schedule(config, mesh)
     if out is not None:
         timeline.save(schedule, out)

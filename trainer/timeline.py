@@ -50,11 +50,17 @@ def save(schedule: Schedule, path: Path) -> None:
     """Writes a picture of the whole schedule, or its table (`sharding.pipeline.schedule_file`), as `path` ends.
 
     Raises:
-        ConfigError: `path` ends in none of FORMATS, or what a PNG needs is not installed.
+        ConfigError: `path` ends in none of FORMATS or cannot be written, or what a PNG needs is not installed.
     """
-    if path.suffix not in FORMATS:
+    kind = path.suffix.lower()
+    if kind not in FORMATS:
         raise ConfigError(f"{path}: a schedule is written as a file that ends in {', '.join(FORMATS)}")
-    FORMATS[path.suffix](schedule, path)
+    try:
+        FORMATS[kind](schedule, path)
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be written ({error.strerror}); name a file in a folder that is there"
+        ) from None
 
 
 FORMATS: dict[str, Callable[[Schedule, Path], None]] = {

@@ -73,7 +73,7 @@ def test_its_picture_is_written(tmp_path: Path) -> None:
             ("mesh={data: 1}",),
             "mesh.pipeline is 1, so there is no schedule; set it to a number of stages: mesh.pipeline=4",
         ),
-        (("mesh={pipeline: -1}",), "mesh.pipeline is 1, so there is no schedule"),
+        (("mesh={pipeline: -1}",), "mesh.pipeline=-1 takes what is left, and how much is not known here"),
         (("mesh={pipeline: 5}",), "5 stages are more than the 4 layers of the model"),
         (
             ("mesh={pipeline: 2, data: -1}", "pipeline.virtual_stages=2"),
@@ -81,9 +81,24 @@ def test_its_picture_is_written(tmp_path: Path) -> None:
         ),
         (("mesh={pipeline: 2, data: -1}", "pipeline.schedule=1f1"), "there is no schedule '1f1'; did you mean '1f1b'?"),
         (("mesh={pipeline: 2, data: -1}", "pipeline.schedule=no.csv"), "pipeline.schedule: no.csv: there is no such"),
+        ((*STAGES, "--out", "no/such/a.csv"), "no/such/a.csv cannot be written (No such file or directory)"),
+        (
+            ("mesh={pipeline: 2}", "batch={global: 100000000, micro: 1}"),
+            "makes 100,000,000 micro-batches, more than a schedule is made for",
+        ),
         ((*STAGES, "--out", "a.pdf"), "a.pdf: a schedule is written as a file that ends in .svg, .png, .csv"),
     ],
-    ids=["no stages", "stages left open", "too many stages", "too many chunks", "no such name", "no file", "pdf"],
+    ids=[
+        "no stages",
+        "stages left open",
+        "too many stages",
+        "too many chunks",
+        "no such name",
+        "no file",
+        "no folder",
+        "too long",
+        "pdf",
+    ],
 )
 def test_what_cannot_be_drawn_is_said_in_one_line(args: tuple[str, ...], message: str) -> None:
     result = schedule(*args)
