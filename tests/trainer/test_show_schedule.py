@@ -73,7 +73,10 @@ def test_its_picture_is_written(tmp_path: Path) -> None:
             ("mesh={data: 1}",),
             "mesh.pipeline is 1, so there is no schedule; set it to a number of stages: mesh.pipeline=4",
         ),
-        (("mesh={pipeline: -1}",), "mesh.pipeline=-1 takes what is left, and how much is not known here"),
+        (
+            ("mesh={pipeline: -1}",),
+            "mesh.pipeline takes what is left, which is not known here, so there is no schedule",
+        ),
         (("mesh={pipeline: 5}",), "5 stages are more than the 4 layers of the model"),
         (
             ("mesh={pipeline: 2, data: -1}", "pipeline.virtual_stages=2"),
