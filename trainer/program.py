@@ -5,6 +5,7 @@ Devices may be real, virtual or absent: nothing here allocates until `init` is c
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from functools import cached_property
@@ -75,7 +76,9 @@ class Program:
     @cached_property
     def pipeline(self) -> Pipeline | None:
         """What runs the layers of several stages; None where one device holds them all."""
-        return make_pipeline(self.config, dict(self.mesh.shape))
+        on_cpu = isinstance(self.mesh, Mesh) and self.mesh.devices.flat[0].platform == "cpu"
+        pipeline = make_pipeline(self.config, dict(self.mesh.shape))
+        return pipeline and dataclasses.replace(pipeline, in_turn=on_cpu)
 
     @cached_property
     def state_specs(self) -> Tree:

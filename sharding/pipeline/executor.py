@@ -51,6 +51,9 @@ class Pipeline:
     stages: Stages
     keep: Literal["residuals", "inputs"]
     head: Literal["spread", "last"]
+    in_turn: bool = False
+    """Nothing travels while a unit is at work. XLA on CPU needs it: what several devices exchange within branches it
+    does not order against the rest, and two devices may wait for each other."""
 
     @cached_property
     def routes(self) -> Routes:

@@ -179,6 +179,8 @@ class Ticks:
         if phase.forward:
             carry, y = self.forward_half(when, carry, row)
             carry = self.head_of(when, carry, row, y)
+            # It travels while the backward half is at work, and the cotangent while the next forward half is.
+            carry = carry._replace(activation=self.send(y, 1, carry.loss))
         if phase.backward and self.training:
             carry = self.backward_half(when, carry, row)
             carry = self.embed_back(when, carry, row)
@@ -203,9 +205,13 @@ class Ticks:
         forward = self.keeper.forward if self.training else self.forward_only
         y, kept = when("forward", forward, *self.chunk(row.forward), x)
         kept = [_put(slots, new, row.forward[SLOT]) for slots, new in zip(carry.kept, kept, strict=True)]
-        # Sent at once: it travels while the backward half is at work. The cotangent travels in the next forward half.
-        arriving = collectives.shift(y, AXIS, 1, self.around)
-        return carry._replace(activation=arriving, activations=inbox, kept=kept), y
+        return carry._replace(activations=inbox, kept=kept), y
+
+    def send(self, x: jax.Array, by: int, after: jax.Array) -> jax.Array:
+        """To the next stage (1) or the one before (-1); one thing `after` the other, where that has to be said."""
+        if self.pipeline.in_turn:
+            x = jnp.where(_is_there(after), x, 0)
+        return collectives.shift(x, AXIS, by, self.around)
 
     def forward_only(self, learned: Arrays, others: Tree, x: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
         return self.blocks(learned, others, x), []
@@ -223,7 +229,7 @@ class Ticks:
         )
 
     def backward_half(self, when: When, carry: Carry, row: Row) -> Carry:
-        arrived = collectives.shift(carry.cotangent, AXIS, -1, self.around)
+        arrived = self.send(carry.cotangent, -1, carry.activation)
         inbox = _put(carry.cotangents, arrived, row.cotangent_in)
         kept = [_get(slots, row.backward[SLOT]) for slots in carry.kept]
         d_y = _get(inbox, row.cotangent_use)
@@ -249,6 +255,12 @@ def _zeros(like: jax.ShapeDtypeStruct, slots: int | None = None) -> jax.Array:
     """Zeros of one shape and type, or [slots, ...] of them."""
     shape = like.shape if slots is None else (slots, *like.shape)
     return collectives.varying(jnp.zeros(shape, like.dtype), tuple(collectives.varying_axes(like)))
+
+
+def _is_there(x: jax.Array) -> jax.Array:
+    """True, but only once `x` is computed; float32 or 16 bits wide."""
+    bits = jax.lax.bitcast_convert_type(x.ravel()[0].astype(jnp.float32), jnp.uint32)
+    return (bits | 1) > 0
 
 
 def _get(slots: jax.Array, slot: jax.Array) -> jax.Array:
