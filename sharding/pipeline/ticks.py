@@ -165,7 +165,7 @@ class Ticks:
                 for name, (leaf, _) in self.leaves.items()
             }
         return Carry(
-            activation=zero,
+            activation=self.begin(zero),
             cotangent=zero,
             activations=_zeros(self.activation, routes.num_slots.activations),
             cotangents=_zeros(self.activation, routes.num_slots.cotangents),
@@ -173,6 +173,13 @@ class Ticks:
             gradients=gradients,
             loss=collectives.varying(_zeros(loss), [AXIS] if self.pipeline.head == "last" else []),
         )
+
+    def begin(self, zero: jax.Array) -> jax.Array:
+        """`zero`, without which no tick can begin, after all that the ticks are given, where that has to be said."""
+        if self.pipeline.in_turn:
+            for given in jax.tree.leaves((self.leaves, self.batches)):
+                zero = jnp.where(_is_there(given), zero, 1)
+        return zero
 
     def tick(self, index: int, phase: Phase, carry: Carry, row: Row) -> tuple[Carry, None]:
         when = partial(self.when, index, phase, row)
@@ -258,7 +265,7 @@ def _zeros(like: jax.ShapeDtypeStruct, slots: int | None = None) -> jax.Array:
 
 
 def _is_there(x: jax.Array) -> jax.Array:
-    """True, but only once `x` is computed; float32 or 16 bits wide."""
+    """True, but only once `x` is computed."""
     bits = jax.lax.bitcast_convert_type(x.ravel()[0].astype(jnp.float32), jnp.uint32)
     return (bits | 1) > 0
 

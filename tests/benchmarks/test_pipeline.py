@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks import pipeline_bubble, pipeline_compile, pipeline_flops, pipeline_memory, wire
+from benchmarks import pipeline_bubble, pipeline_flops, pipeline_memory, wire
 from benchmarks.pipeline_program import Transit, moved_each_tick, ring, transits
 from trainer.pipeline import make_schedule
 from trainer.program import plan_layouts
@@ -109,12 +108,3 @@ def test_what_is_scheduled_while_something_travels() -> None:
         Transit("steady", "activation", units=1, fusions=1),
         Transit("steady", "cotangent", units=0, fusions=0),
     ]
-
-
-def test_without_the_plugin_for_gpus_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unknown(**_: Any) -> None:
-        raise NotImplementedError("topology not implemented for cuda")
-
-    monkeypatch.setattr(pipeline_compile.topologies, "get_topology_desc", unknown)
-    with pytest.raises(SystemExit, match="its CUDA plugin is not installed: pip install"):
-        pipeline_compile.main([])
