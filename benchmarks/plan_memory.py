@@ -18,7 +18,7 @@ from trainer.config import Config
 from trainer.description import resolve
 from trainer.planner import load, plan
 from trainer.planner.compiled import compile_step
-from trainer.planner.show_plan import compared
+from trainer.planner.show_compiled import compared
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 RUNS = {

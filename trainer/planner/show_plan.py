@@ -1,6 +1,6 @@
 """`meshwright plan`: prints a plan, for people or as JSON, beside what XLA makes of it if asked.
 
-The facts are those of `trainer.planner.plan` and `trainer.planner.compiled`.
+The facts are those of `trainer.planner.plan`; what XLA makes of it is printed by `trainer.planner.show_compiled`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from rich.console import Console
 from rich.table import Table
 
 from trainer.config import Config
-from trainer.planner.compiled import CompiledStep, check_installed, compile_step
+from trainer.planner.compiled import check_installed, compile_step
 from trainer.planner.gpu import load
 from trainer.planner.plan import Plan, on, plan
+from trainer.planner.show_compiled import compared, compiled_tables
 
 GIB = 2**30
 # What each kind of bytes is, as `trainer.planner.memory` counts it.
@@ -46,12 +47,6 @@ SECONDS = {
     "bubble": "waiting for other stages",
 }
 
-COMPILED = {
-    "state": "master weights and moments; compiled, with the batch",
-    "temporary": "all else that a step needs",
-    "total": "without overhead",
-}
-
 
 def show_plan(
     config: Config,
@@ -77,7 +72,7 @@ def show_plan(
         print(json_format.dumps(tree, indent=2))
     else:
         tables = [_summary(made, tokens), _memory(made), _seconds(made), _wire(made)]
-        _print([*tables, *([_compiled(compared(made, step))] if step else [])], Console())
+        _print([*tables, *(compiled_tables(compared(made, step)) if step else [])], Console())
 
 
 def as_dict(made: Plan, tokens: float | None) -> dict[str, Any]:
@@ -86,19 +81,6 @@ def as_dict(made: Plan, tokens: float | None) -> dict[str, Any]:
     if tokens is not None:
         tree |= {"tokens": tokens, "days": made.days(tokens), "gpu_hours": made.gpu_hours(tokens)}
     return tree
-
-
-def compared(made: Plan, step: CompiledStep) -> dict[str, Any]:
-    """What XLA sets aside, in bytes of a GPU, beside the plan without its overhead, which XLA does not know."""
-    state = made.memory.master + made.memory.optimizer
-    total = made.memory.total - made.memory.overhead
-    return {
-        "seconds": step.seconds,
-        "state": {"planned": state, "compiled": step.state},
-        "temporary": {"planned": total - state, "compiled": step.temporary},
-        "total": {"planned": total, "compiled": step.total},
-        "difference": total / step.total - 1,
-    }
 
 
 def _print(tables: list[Table], console: Console) -> None:
@@ -173,13 +155,4 @@ def _wire(made: Plan) -> Table:
             f"{sent.link_bytes / GIB:.2f}",
             f"{sent.seconds:.3f}",
         )
-    return table
-
-
-def _compiled(found: dict[str, Any]) -> Table:
-    seconds = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in found["seconds"].items())
-    table = _table(f"Compiled by XLA: {seconds}", ["bytes", ""], ["planned GiB", "compiled GiB", "planned is off by"])
-    for name, meaning in COMPILED.items():
-        planned, compiled = found[name]["planned"], found[name]["compiled"]
-        table.add_row(name, meaning, f"{planned / GIB:.2f}", f"{compiled / GIB:.2f}", f"{planned / compiled - 1:+.1%}")
     return table

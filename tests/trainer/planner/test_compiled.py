@@ -16,7 +16,8 @@ from trainer.errors import ConfigError
 from trainer.planner import compiled, plan
 from trainer.planner.compiled import PLUGINS, TOOLS, check_installed, compile_step
 from trainer.planner.gpu import load
-from trainer.planner.show_plan import compared, show_plan
+from trainer.planner.show_compiled import compared
+from trainer.planner.show_plan import show_plan
 
 CONFIG = str(Path(__file__).parents[3] / "configs/gpt2-124m.yaml")
 SMALL = ["model.layers=2", "mesh={data: 2}", "batch={global: 4, micro: 1, sequence: 128}"]
