@@ -17,12 +17,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from models.inputs import Batch
 from trainer.config import Config
+from trainer.tables import make_table, wide_console
 
 Step = Callable[[], object]
 """Trains one step, and returns something that is ready when the step is done."""
@@ -88,14 +86,10 @@ def ratio(ours: list[float], theirs: list[float]) -> float:
 
 def show(title: str, columns: list[str], rows: list[list[str]]) -> None:
     """A table of text and right-aligned numbers, under what it was measured on."""
-    table = Table(title=title, box=box.SIMPLE_HEAD)
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="right" if index else "left", no_wrap=True)
+    table = make_table(title, columns[:1], columns[1:])
     for row in rows:
         table.add_row(*row)
-    console = Console()
-    if not console.is_terminal:
-        console.width = 120
+    console = wide_console()
     console.print(
         f"{platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}, jax {jax.__version__}"
     )

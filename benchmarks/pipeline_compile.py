@@ -23,6 +23,7 @@ from trainer.config import Config
 from trainer.pipeline import make_schedule
 from trainer.planner.compiled import compile_step
 from trainer.planner.gpu import load
+from trainer.units import GIB
 
 Options = dict[str, Any]
 """Compiler options of XLA."""
@@ -44,7 +45,6 @@ CHOICES = [
     (["recompute=selective"], "XLA's own"),
 ]
 ALLOWED_SECONDS = 120
-GIB = 2**30
 
 
 @dataclass(frozen=True)

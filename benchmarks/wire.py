@@ -16,13 +16,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from models.presets import linear_shapes
 from sharding.mesh import AXES
 from trainer.config import Config
+from trainer.tables import make_table, wide_console
 from trainer.trace import Trace, trace_step
 from trainer.wire import Kind, wire
 
@@ -229,9 +228,7 @@ def _sum(terms: Terms, times: int = 1, name: str = "") -> tuple[str, int]:
 
 def _table(title: str, layout: Mapping[str, str], cases: Sequence[Case]) -> tuple[Table, int]:
     """The table of these cases, and how many of its lines differ."""
-    table = Table(title=title, box=box.SIMPLE_HEAD)
-    for heading in (*layout, *TEXTS, *NUMBERS):
-        table.add_column(heading, no_wrap=True, justify="right" if heading in NUMBERS else "left")
+    table = make_table(title, [*layout, *TEXTS], NUMBERS)
     differing = 0
     for case in cases:
         expected, found = promised(case), counted(case)
@@ -250,9 +247,7 @@ def _table(title: str, layout: Mapping[str, str], cases: Sequence[Case]) -> tupl
 
 def main() -> int:
     """Prints the tables; how many lines differ."""
-    console = Console()
-    if not console.is_terminal:
-        console.width = 190  # a pipe has no width, and rich would cut at 80
+    console = wide_console()
     differing = 0
     for title, layout, cases in TABLES:
         table, more = _table(title, layout, cases)

@@ -181,6 +181,10 @@ def plan(
     tokens: Annotated[
         float | None, typer.Option("--tokens", metavar="N", min=1, help="Also days and GPU-hours for so many: 3e11.")
     ] = None,
+    storage: Annotated[
+        float | None,
+        typer.Option("--storage", metavar="GB/S", min=0.001, help="Also how long a checkpoint takes to save at it."),
+    ] = None,
     compiled: Annotated[
         bool, typer.Option("--compile", help="Also what XLA, which compiles it, sets aside; needs the extra `plan`.")
     ] = False,
@@ -206,7 +210,8 @@ def plan(
         loaded = _load(config, overrides)
         from trainer.planner.show_plan import show_plan
 
-        show_plan(loaded, gpu or "h100", gpus, gpus_per_node, tokens, json, compiled)
+        at = storage and storage * 1e9
+        show_plan(loaded, gpu or "h100", gpus, gpus_per_node, tokens=tokens, storage=at, json=json, compiled=compiled)
 
 
 @app.command(cls=Command)

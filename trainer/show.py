@@ -7,7 +7,6 @@ import json as json_format
 import math
 from collections.abc import Iterator, Sequence
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -16,6 +15,8 @@ from trainer import config_yaml
 from trainer.config import Config
 from trainer.data.prepare import require_room_for_bytes
 from trainer.description import Description, Memory, Parameter, Stages, describe
+from trainer.tables import make_table, wide_console
+from trainer.units import binary
 from trainer.wire import Transfer
 
 MEANING = {
@@ -42,12 +43,10 @@ def show(config: Config, json: bool = False) -> None:
     if json:
         print(json_format.dumps(dataclasses.asdict(description), indent=2))
     else:
-        _print(description, Console())
+        _print(description, wide_console())
 
 
 def _print(description: Description, console: Console) -> None:
-    if not console.is_terminal:
-        console.width = 160  # a pipe has no width, and rich would wrap at 80
     console.print(config_yaml.dump(description.config), highlight=False, markup=False)
     for table in (
         _summary(description),
@@ -60,22 +59,12 @@ def _print(description: Description, console: Console) -> None:
     console.print(NOT_COUNTED, style="dim", highlight=False)
 
 
-def _table(title: str, texts: Sequence[str], numbers: Sequence[str] = ()) -> Table:
-    """Columns of texts, then columns of numbers. Names and numbers are never wrapped; without headings, no header."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_header=any(texts))
-    for i, heading in enumerate(texts):
-        table.add_column(heading, no_wrap=i == 0, overflow="fold")
-    for heading in numbers:
-        table.add_column(heading, justify="right", no_wrap=True)
-    return table
-
-
 def _summary(d: Description) -> Table:
     groups = math.prod(d.mesh[axis] for axis in BATCH_AXES)
     mesh = " x ".join(f"{axis} {size}" for axis, size in d.mesh.items() if size > 1)
     sequences, length = d.config["batch"]["global"], d.config["batch"]["sequence"]
     flops = f"{d.model_flops_per_token:.4g} a token; causal attention halved, recompute not counted"
-    table = _table("What would be trained", ["", ""])
+    table = make_table("What would be trained", ["", ""])
     table.add_row("devices", f"{d.devices:,} = {mesh}" if mesh else "1")
     if d.assumed:
         table.add_row("", d.assumed)
@@ -99,26 +88,26 @@ def _pipeline(stages: Stages) -> Iterator[tuple[str, str]]:
 def _parameters(d: Description) -> Table:
     """Two lines each, so that nothing is cut on a terminal of 80 columns."""
     title = "Parameters: bytes per device, and size→padded size/axes of each dim"
-    table = _table(title, ["parameter"], ["weights", "gradients", "optimizer"])
+    table = make_table(title, ["parameter"], ["weights", "gradients", "optimizer"])
     for p in d.parameters:
-        table.add_row(f"{p.name}\n  {_shape(p)}", _size(p.weights), _size(p.gradients), _size(p.optimizer))
+        table.add_row(f"{p.name}\n  {_shape(p)}", binary(p.weights), binary(p.gradients), binary(p.optimizer))
     return table
 
 
 def _saved(d: Description) -> Table:
     title = f"Activations that a layer saves, recompute {d.config['recompute']['policy']}, bytes per device"
-    table = _table(title, ["saved", "shape", "dtype"], ["arrays", "bytes"])
+    table = make_table(title, ["saved", "shape", "dtype"], ["arrays", "bytes"])
     for a in d.activations:
-        table.add_row(a.name, " x ".join(map(str, a.shape)), a.dtype, str(a.count), _size(a.bytes))
+        table.add_row(a.name, " x ".join(map(str, a.shape)), a.dtype, str(a.count), binary(a.bytes))
     return table
 
 
 def _memory(memory: Memory) -> Table:
-    table = _table("Memory per device", ["", "", ""])
+    table = make_table("Memory per device", ["", "", ""])
     table.columns[1].justify = "right"
     for name, size in dataclasses.asdict(memory).items():
-        table.add_row(name, _size(size), MEANING[name])
-    table.add_row("total", _size(memory.total), style="bold")
+        table.add_row(name, binary(size), MEANING[name])
+    table.add_row("total", binary(memory.total), style="bold")
     return table
 
 
@@ -130,13 +119,10 @@ def _sent(transfers: Sequence[Transfer]) -> Table:
         count, payload, sent = lines.get(line, (0, 0, 0.0))
         lines[line] = count + t.count, payload + t.payload, sent + t.link_bytes
     title = "On the wire, per device and step"
-    table = _table(title, ["collective", "axes", "dtype"], ["calls", "payload", "on the link"])
+    table = make_table(title, ["collective", "axes", "dtype"], ["calls", "payload", "on the link"])
     for line, (count, payload, sent) in lines.items():
-        table.add_row(*line, f"{count:,}", _size(payload), _size(sent))
+        table.add_row(*line, f"{count:,}", binary(payload), binary(sent))
     return table
-
-
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def _shape(p: Parameter) -> str:
@@ -146,9 +132,3 @@ def _shape(p: Parameter) -> str:
     ]
     cuts = [[entry] if isinstance(entry, str) else entry or [] for entry in p.spec]
     return " x ".join("/".join([size, *cut]) for size, cut in zip(sizes, cuts, strict=True))
-
-
-def _size(count: float) -> str:
-    """Bytes in the largest binary unit that leaves at least 1."""
-    power = min(int(math.log2(max(count, 1))) // 10, len(_UNITS) - 1)
-    return f"{count / 1024**power:.{2 if power else 0}f} {_UNITS[power]}"

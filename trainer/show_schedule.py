@@ -8,14 +8,13 @@ from __future__ import annotations
 from itertools import groupby
 from pathlib import Path
 
-from rich.console import Console
-
 from sharding.pipeline.stages import Stages
 from trainer import timeline
 from trainer.config import Config
 from trainer.description import resolve
 from trainer.errors import ConfigError
 from trainer.pipeline import make_schedule, make_stages
+from trainer.tables import wide_console
 
 
 def show_schedule(config: Config, out: Path | None = None) -> None:
@@ -36,9 +35,7 @@ def show_schedule(config: Config, out: Path | None = None) -> None:
     schedule = make_schedule(config, mesh)
     if out is not None:
         timeline.save(schedule, out)
-    console = Console()
-    if not console.is_terminal:
-        console.width = 160  # a pipe has no width, and rich would cut at 80
+    console = wide_console()
     timeline.draw(schedule, console)
     console.print(f"{'layers':<10} {_layers(make_stages(config, mesh))}", highlight=False)
     for note in filter(None, [assumed, out and f"written to {out}"]):

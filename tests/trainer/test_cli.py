@@ -73,8 +73,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
     def show_schedule(config: Config, out: Path | None) -> None:
         calls.append((config, out))
 
-    def show_plan(*options: Any) -> None:
-        calls.append(options)
+    def show_plan(*options: Any, **asked: Any) -> None:
+        calls.append((*options, asked))
 
     def show_search(*options: Any) -> None:
         calls.append(options)

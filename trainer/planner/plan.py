@@ -24,11 +24,10 @@ from trainer.planner.gpu import load
 from trainer.planner.links import Cluster, Group
 from trainer.planner.memory import Memory
 from trainer.planner.seconds import Seconds
+from trainer.units import DAY, HOUR
 from trainer.wire import Kind, Transfer
 
 Link = Literal["nvlink", "network"]
-HOURS = 3600
-DAYS = 24 * HOURS
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,10 @@ class Plan:
     fits: bool
     memory_bytes: float
     """That a GPU has."""
-    memory: Memory
+    stages: tuple[Memory, ...]
+    """Of a GPU of each pipeline stage. Stages of one lockstep program hold alike."""
+    worst_stage: int
+    """The one that needs the most memory, the first of equals."""
     largest_micro_batch: int | None
     """Sequences at a time that still fit, of those that divide the batch; None where not even one does."""
     helps: list[str]
@@ -84,12 +86,21 @@ class Plan:
     checkpoint_bytes: float
     """Of the whole state, on disk."""
 
+    @property
+    def memory(self) -> Memory:
+        """Of the worst stage."""
+        return self.stages[self.worst_stage]
+
+    def checkpoint_seconds(self, bandwidth: float) -> float:
+        """That storage is busy with saving which takes in so many bytes/s from all GPUs together."""
+        return self.checkpoint_bytes / bandwidth
+
     def days(self, tokens: float) -> float:
         """That training on so many tokens takes."""
-        return tokens / (self.tokens_per_second_per_gpu * self.gpus) / DAYS
+        return tokens / (self.tokens_per_second_per_gpu * self.gpus) / DAY
 
     def gpu_hours(self, tokens: float) -> float:
-        return tokens / self.tokens_per_second_per_gpu / HOURS
+        return tokens / self.tokens_per_second_per_gpu / HOUR
 
 
 def plan(config: Config, gpu: str = "h100", gpus: int | None = None, gpus_per_node: int = 8) -> Plan:
@@ -106,8 +117,9 @@ def plan(config: Config, gpu: str = "h100", gpus: int | None = None, gpus_per_no
     config, assumed = on(config, gpus)
     description = describe(config)
     estimated = estimate(Arrangement.of(config), kind, gpus_per_node)
-    memory = _memory(estimated.memory[estimated.worst_stage], description, estimated)
-    fits = memory.total <= kind.memory_bytes
+    stages = tuple(_memory(closed, description, estimated) for closed in estimated.memory)
+    worst = max(range(len(stages)), key=lambda stage: stages[stage].total)
+    fits = stages[worst].total <= kind.memory_bytes
     return Plan(
         gpu=kind.name,
         gpus=description.devices,
@@ -120,7 +132,8 @@ def plan(config: Config, gpu: str = "h100", gpus: int | None = None, gpus_per_no
         accumulation=description.accumulation,
         fits=fits,
         memory_bytes=kind.memory_bytes,
-        memory=memory,
+        stages=stages,
+        worst_stage=worst,
         largest_micro_batch=largest_micro_batch(config, kind),
         helps=[] if fits else helps(config, kind),
         wire=list(_sent(description.wire, description.mesh, Cluster(kind, gpus_per_node))),

@@ -23,9 +23,9 @@ from trainer.planner.estimate import Estimate, estimate
 from trainer.planner.flow import asynchronous
 from trainer.planner.gpu import Gpu
 from trainer.planner.practice import MEGATRON_2021, MEGATRON_2022, MEGATRON_CORE, MEGATRON_DEEPSPEED, Practice
+from trainer.units import GIB
 
 RUNS = Path(__file__).parent / "published_runs.csv"
-GIB = 2**30
 OUT_OF_MEMORY = "OOM"
 BEFORE_HOPPER = ("v100", "a100")
 PRECISIONS = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}

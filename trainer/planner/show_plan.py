@@ -11,8 +11,6 @@ from dataclasses import fields
 from typing import Any
 
 import jax
-from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from trainer.config import Config
@@ -20,8 +18,9 @@ from trainer.planner.compiled import check_installed, compile_step
 from trainer.planner.gpu import load
 from trainer.planner.plan import Plan, on, plan
 from trainer.planner.show_compiled import compared, compiled_tables
+from trainer.tables import make_table, wide_console
+from trainer.units import GIB
 
-GIB = 2**30
 # What each kind of bytes is, as `trainer.planner.memory` counts it.
 MEMORY = {
     "weights": "copies that layers compute with",
@@ -53,11 +52,15 @@ def show_plan(
     gpu: str,
     gpus: int | None,
     gpus_per_node: int,
-    tokens: float | None,
-    json: bool,
+    *,
+    tokens: float | None = None,
+    storage: float | None = None,
+    json: bool = False,
     compiled: bool = False,
 ) -> None:
     """Prints `plan(...)`; with `tokens`, also what training on so many takes; with `compiled`, what XLA sets aside.
+
+    With `storage`, bytes/s that the file system takes in from all GPUs together, how long a checkpoint takes to save.
 
     Raises:
         ConfigError: see `trainer.planner.plan.plan` and `trainer.planner.compiled.absent_gpus`.
@@ -68,39 +71,27 @@ def show_plan(
     made = plan(config, gpu, gpus, gpus_per_node)
     step = compile_step(on(config, gpus)[0], load(gpu), gpus_per_node) if compiled else None
     if json:
-        tree = as_dict(made, tokens) | ({"compiled": compared(made, step)} if step else {})
+        tree = as_dict(made, tokens, storage) | ({"compiled": compared(made, step)} if step else {})
         print(json_format.dumps(tree, indent=2))
     else:
-        tables = [_summary(made, tokens), _memory(made), _seconds(made), _wire(made)]
-        _print([*tables, *(compiled_tables(compared(made, step)) if step else [])], Console())
+        tables = [_summary(made, tokens, storage), _memory(made), _seconds(made), _wire(made)]
+        for table in [*tables, *(compiled_tables(compared(made, step)) if step else [])]:
+            wide_console().print(table)
 
 
-def as_dict(made: Plan, tokens: float | None) -> dict[str, Any]:
+def as_dict(made: Plan, tokens: float | None = None, storage: float | None = None) -> dict[str, Any]:
     """Plain data, with totals."""
-    tree = dataclasses.asdict(made) | {"bytes_per_gpu": made.memory.total}
+    totals = {"memory": dataclasses.asdict(made.memory), "bytes_per_gpu": made.memory.total}
+    tree = dataclasses.asdict(made) | totals
+    if storage is not None:
+        tree |= {"checkpoint_seconds": made.checkpoint_seconds(storage)}
     if tokens is not None:
         tree |= {"tokens": tokens, "days": made.days(tokens), "gpu_hours": made.gpu_hours(tokens)}
     return tree
 
 
-def _print(tables: list[Table], console: Console) -> None:
-    if not console.is_terminal:
-        console.width = 120  # a pipe has no width, and rich would wrap at 80
-    for table in tables:
-        console.print(table)
-
-
-def _table(title: str, texts: list[str], numbers: list[str]) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_header=any(texts))
-    for heading in texts:
-        table.add_column(heading)
-    for heading in numbers:
-        table.add_column(heading, justify="right", no_wrap=True)
-    return table
-
-
-def _summary(made: Plan, tokens: float | None) -> Table:
-    table = _table("Plan", ["", ""], [])
+def _summary(made: Plan, tokens: float | None, storage: float | None) -> Table:
+    table = make_table("Plan", ["", ""])
     mesh = " x ".join(f"{axis} {size}" for axis, size in made.mesh.items() if size > 1) or "one device"
     table.add_row("GPUs", f"{made.gpus:,} x {made.gpu}, {made.gpus_per_node} to a node: {mesh}")
     if made.assumed:
@@ -109,6 +100,8 @@ def _summary(made: Plan, tokens: float | None) -> Table:
     over = made.memory.total - made.memory_bytes
     more = "" if made.fits else f", {over / GIB:.1f} GiB too much"
     table.add_row("memory", f"{verdict}: {made.memory.total / GIB:.1f} of {made.memory_bytes / GIB:.1f} GiB{more}")
+    if len(made.stages) > 1:
+        table.add_row("", fullest(made))
     if not made.fits:
         table.add_row("would fit with", "\n".join(made.helps) or "larger GPUs, or many more")
     table.add_row("micro batch", f"{made.micro_batch}; largest that fits: {made.largest_micro_batch or 'none'}")
@@ -117,7 +110,10 @@ def _summary(made: Plan, tokens: float | None) -> Table:
         "speed", f"{made.tokens_per_second_per_gpu:,.0f} tokens/s per GPU; bubble {made.bubble:.1%} of the step"
     )
     table.add_row("of the peak", f"MFU {made.mfu:.1%} (causal attention halved, no recompute), HFU {made.hfu:.1%}")
-    table.add_row("checkpoint", f"{made.checkpoint_bytes / 1e9:,.1f} GB")
+    saving = (
+        "" if storage is None else f", saved in {made.checkpoint_seconds(storage):,.1f} s at {storage / 1e9:g} GB/s"
+    )
+    table.add_row("checkpoint", f"{made.checkpoint_bytes / 1e9:,.1f} GB{saving}")
     if tokens is not None:
         table.add_row(
             "training", f"{tokens:.3g} tokens: {made.days(tokens):,.1f} days, {made.gpu_hours(tokens):,.0f} GPU-hours"
@@ -125,8 +121,15 @@ def _summary(made: Plan, tokens: float | None) -> Table:
     return table
 
 
+def fullest(made: Plan) -> str:
+    """Which stage the plan's memory is that of."""
+    if len(set(made.stages)) == 1:
+        return f"all {len(made.stages)} stages hold alike: they run one program"
+    return f"stage {made.worst_stage} of {len(made.stages)} is the fullest"
+
+
 def _memory(made: Plan) -> Table:
-    table = _table("Memory of each GPU", ["", ""], ["GiB"])
+    table = make_table("Memory of each GPU", ["", ""], ["GiB"])
     for field in fields(made.memory):
         table.add_row(field.name, MEMORY[field.name], f"{getattr(made.memory, field.name) / GIB:.2f}")
     table.add_row("total", "", f"{made.memory.total / GIB:.2f}", style="bold")
@@ -134,7 +137,7 @@ def _memory(made: Plan) -> Table:
 
 
 def _seconds(made: Plan) -> Table:
-    table = _table("Time of a step", ["", ""], ["seconds", "part"])
+    table = make_table("Time of a step", ["", ""], ["seconds", "part"])
     for field in fields(made.seconds):
         seconds = getattr(made.seconds, field.name)
         table.add_row(field.name, SECONDS[field.name], f"{seconds:.3f}", f"{seconds / made.seconds.total:.0%}")
@@ -144,7 +147,7 @@ def _seconds(made: Plan) -> Table:
 
 def _wire(made: Plan) -> Table:
     title = "On the wire: each GPU in a step; seconds if nothing else happened"
-    table = _table(title, ["collective", "axes", "link"], ["messages", "largest MiB", "GiB on the link", "seconds"])
+    table = make_table(title, ["collective", "axes", "link"], ["messages", "largest MiB", "GiB on the link", "seconds"])
     for sent in made.wire:
         table.add_row(
             sent.kind,

@@ -6,12 +6,9 @@ import dataclasses
 import json as json_format
 from pathlib import Path
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-
 from trainer.planner.gpu import Gpu, load
 from trainer.planner.published import Prediction, predict, read
+from trainer.tables import make_table, wide_console
 
 
 def show_published(file: Path, gpu: str | None, gpus_per_node: int, json: bool) -> None:
@@ -25,16 +22,12 @@ def show_published(file: Path, gpu: str | None, gpus_per_node: int, json: bool) 
     if json:
         print(json_format.dumps([dataclasses.asdict(prediction) for prediction in predictions], indent=2))
     else:
-        _print(predictions, Console())
+        _print(predictions)
 
 
-def _print(predictions: list[Prediction], console: Console) -> None:
-    if not console.is_terminal:
-        console.width = 120  # a pipe has no width, and rich would wrap at 80
-    table = Table("run", box=box.SIMPLE_HEAD)
-    for heading in ("TFLOP/s per GPU", "seconds per step", "GiB per GPU", "fits"):
-        table.add_column(heading, justify="right", no_wrap=True)
+def _print(predictions: list[Prediction]) -> None:
+    table = make_table(None, ["run"], ["TFLOP/s per GPU", "seconds per step", "GiB per GPU", "fits"])
     for one in predictions:
         numbers = (one.tflops_per_gpu, one.seconds_per_step, one.gigabytes_per_gpu)
         table.add_row(one.id, *(f"{number:,.1f}" for number in numbers), "yes" if one.fits else "no")
-    console.print(table)
+    wide_console().print(table)

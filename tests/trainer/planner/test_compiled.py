@@ -59,7 +59,7 @@ def test_the_state_of_a_compiled_step_is_the_plans(layout: str, monkeypatch: pyt
 
 @pytest.mark.skipif(not INSTALLED, reason="the extra `plan` is not installed")
 def test_a_step_is_compiled_for_gpus_that_are_not_there(capsys: pytest.CaptureFixture[str]) -> None:
-    show_plan(Config.load(CONFIG, SMALL), "h100", None, 8, None, json=True, compiled=True)
+    show_plan(Config.load(CONFIG, SMALL), "h100", None, 8, json=True, compiled=True)
     found = json.loads(capsys.readouterr().out)["compiled"]
     assert abs(found["state"]["planned"] / found["state"]["compiled"] - 1) < 0.01
     assert found["seconds"]["compile"] > 0

@@ -23,7 +23,7 @@ from trainer.description import describe
 from trainer.errors import ConfigError
 from trainer.planner import Plan, plan
 from trainer.planner.published import RUNS, read
-from trainer.planner.show_plan import as_dict, show_plan
+from trainer.planner.show_plan import as_dict, fullest, show_plan
 from trainer.trace import trace_step
 from trainer.trainer import Trainer
 from trainer.wire import busiest
@@ -69,6 +69,7 @@ def rounded(tree: Any) -> Any:
 def test_golden_plan(name: str) -> None:
     """After a change that is meant: UPDATE_GOLDEN=1 pytest tests/trainer/planner/test_plan.py, and read the diff."""
     tree = rounded(as_dict(made(name), tokens=1e12))
+    del tree["stages"]  # all like the worst, which is there
     golden = GOLDEN / f"plan_{name}_{GPUS[name]}.json"
     if os.environ.get("UPDATE_GOLDEN"):
         golden.write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
@@ -91,7 +92,7 @@ def test_every_config_takes_seconds_and_no_device(name: str) -> None:
     after = resource.getrusage(resource.RUSAGE_CHILDREN)  # CPU time: other tests run meanwhile
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 10
     fields = [field.name for field in dataclasses.fields(Plan)]
-    assert list(json.loads(result.stdout)) == [*fields, "bytes_per_gpu", "tokens", "days", "gpu_hours"]
+    assert list(json.loads(result.stdout)) == [*fields, "memory", "bytes_per_gpu", "tokens", "days", "gpu_hours"]
 
 
 LAYOUTS = (
@@ -165,6 +166,23 @@ def test_days_are_steps_and_gpu_hours_are_days() -> None:
     assert planned.gpu_hours(366e9) == pytest.approx(planned.days(366e9) * 24 * planned.gpus)
 
 
+def test_a_checkpoint_takes_as_long_as_the_storage_needs() -> None:
+    planned = made("bloom-176b")
+    assert planned.checkpoint_seconds(40e9) == pytest.approx(planned.checkpoint_bytes / 40e9)
+    result = CliRunner().invoke(app, ["plan", str(ROOT / "configs/gpt2-124m.yaml"), "--storage", "0.5"])
+    assert "checkpoint    1.5 GB, saved in 3.0 s at 0.5 GB/s" in result.stdout
+
+
+def test_the_worst_stage_is_told() -> None:
+    planned = made("bloom-176b")
+    assert planned.memory == max(planned.stages, key=lambda stage: stage.total)
+    assert fullest(planned) == "all 12 stages hold alike: they run one program"
+    stages = list(planned.stages)
+    stages[3] = dataclasses.replace(stages[3], activations=2 * stages[3].activations)
+    uneven = dataclasses.replace(planned, stages=tuple(stages), worst_stage=3)
+    assert fullest(uneven) == "stage 3 of 12 is the fullest"
+
+
 def test_what_is_said_to_help_does_help() -> None:
     asked = config("llama3-8b", *KEPT_WHOLE)
     planned = plan(asked)
@@ -197,7 +215,7 @@ def test_the_largest_micro_batch_fits_and_the_next_does_not() -> None:
 
 
 def test_the_summary_says_by_how_much_and_what_would_help(capsys: pytest.CaptureFixture[str]) -> None:
-    show_plan(config("llama3-8b", *KEPT_WHOLE), "h100", None, 8, None, False)
+    show_plan(config("llama3-8b", *KEPT_WHOLE), "h100", None, 8)
     shown = capsys.readouterr().out
     assert "GiB too much" in shown
     assert "recompute=selective" in shown
