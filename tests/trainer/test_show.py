@@ -5,9 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import resource
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +16,7 @@ from models.layers import SELECTIVE_NAMES
 from models.presets import num_parameters
 from sharding.mesh import make_mesh
 from sharding.pipeline.ticks import Carry, Ticks
+from tests.trainer.commands import ROOT, without_devices
 from trainer.config import Config
 from trainer.data.prepare import prepare
 from trainer.description import Description, describe, parameters
@@ -27,7 +25,6 @@ from trainer.program import Program
 from trainer.show import show
 from trainer.step import TrainState
 
-ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests/golden"
 
 SMALL: dict[str, Any] = {
@@ -46,20 +43,9 @@ def small(*overrides: str) -> Config:
 @pytest.mark.parametrize("preset", ["bloom-176b", "mt-nlg-530b"])
 def test_the_largest_models_take_seconds_and_no_device(preset: str) -> None:
     overrides = [f"model.preset={preset}", "mesh={data: 8, tensor: 4}", "batch={global: 64, micro: 1, sequence: 2048}"]
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    result = subprocess.run(
-        [sys.executable, "-m", "trainer", "show", "configs/llama3-8b.yaml", *overrides, "--json"],
-        cwd=ROOT,
-        env=os.environ | {"JAX_PLATFORMS": "absent"},  # starting a device would fail
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)  # CPU time: other tests run meanwhile
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 5
-    described = json.loads(result.stdout)
+    printed, seconds = without_devices("show", "configs/llama3-8b.yaml", *overrides, "--json")
+    assert seconds < 5
+    described = json.loads(printed)
     assert described["devices"] == 32
     assert described["num_parameters"] > 1.7e11
     assert list(described) == [field.name for field in dataclasses.fields(Description)]

@@ -5,17 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import resource
-import subprocess
-import sys
 from collections import Counter, defaultdict
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from tests.trainer.commands import ROOT, without_devices
 from tests.trainer.planner.arrangements import TINY, tiny
 from trainer.cli import app
 from trainer.config import Config
@@ -28,7 +25,6 @@ from trainer.trace import trace_step
 from trainer.trainer import Trainer
 from trainer.wire import busiest
 
-ROOT = Path(__file__).parents[3]
 GOLDEN = ROOT / "tests/golden"
 CONFIGS = sorted(file.stem for file in (ROOT / "configs").glob("*.yaml"))
 GPUS = {
@@ -78,21 +74,10 @@ def test_golden_plan(name: str) -> None:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_config_takes_seconds_and_no_device(name: str) -> None:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    result = subprocess.run(
-        [sys.executable, "-m", "trainer", "plan", f"configs/{name}.yaml", "--tokens", "3e11", "--json"],
-        cwd=ROOT,
-        env=os.environ | {"JAX_PLATFORMS": "absent"},  # starting a device would fail
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)  # CPU time: other tests run meanwhile
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 10
+    printed, seconds = without_devices("plan", f"configs/{name}.yaml", "--tokens", "3e11", "--json")
+    assert seconds < 10
     fields = [field.name for field in dataclasses.fields(Plan)]
-    assert list(json.loads(result.stdout)) == [*fields, "memory", "bytes_per_gpu", "tokens", "days", "gpu_hours"]
+    assert list(json.loads(printed)) == [*fields, "memory", "bytes_per_gpu", "tokens", "days", "gpu_hours"]
 
 
 LAYOUTS = (
