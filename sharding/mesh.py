@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
@@ -84,6 +84,11 @@ class MeshConfig:
         """The product of the axes, or None while an axis is -1."""
         sizes = self.sizes.values()
         return None if -1 in sizes else math.prod(sizes)
+
+
+def num_groups(sizes: Mapping[str, int]) -> int:
+    """Groups of devices that take different sequences, on a mesh of these sizes."""
+    return math.prod(sizes[axis] for axis in BATCH_AXES)
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[jax.Device]) -> Mesh:

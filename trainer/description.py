@@ -16,12 +16,12 @@ import jax.numpy as jnp
 
 from models.presets import num_parameters
 from sharding.layout import Layout
-from sharding.mesh import BATCH_AXES
+from sharding.mesh import num_groups
 from sharding.pipeline.executor import Pipeline
 from trainer.config import Config
 from trainer.metrics import model_flops_per_token
 from trainer.optimizer import RULES
-from trainer.pipeline import make_pipeline, make_stages
+from trainer.pipeline import make_stages
 from trainer.program import plan_layouts
 from trainer.saved import Activation, saved_by_layer
 from trainer.trace import trace_step
@@ -112,9 +112,9 @@ def describe(config: Config) -> Description:
     """
     config, assumed = resolve(config)
     sizes = config.mesh.sizes
+    groups = num_groups(sizes)
     held = parameters(config)
     trace = trace_step(_scanned(config))
-    pipeline = make_pipeline(config, sizes)
     activations = list(saved_by_layer(trace.program, make_stages(config, sizes).depth))
     return Description(
         config=_written_out(config).to_dict(),
@@ -122,11 +122,11 @@ def describe(config: Config) -> Description:
         devices=math.prod(sizes.values()),
         assumed=assumed,
         num_parameters=num_parameters(config.model),
-        micro_batch=micro_batch(config),
-        accumulation=config.batch.accumulation(num_groups(config)),
+        micro_batch=config.batch.micro_batch(groups),
+        accumulation=config.batch.accumulation(groups),
         tokens_per_step=config.batch.global_ * config.batch.sequence,
         model_flops_per_token=model_flops_per_token(config.model, config.batch.sequence),
-        pipeline=_stages(pipeline) if pipeline else None,
+        pipeline=_stages(trace.pipeline) if trace.pipeline else None,
         parameters=held,
         activations=activations,
         memory=Memory(
@@ -134,21 +134,10 @@ def describe(config: Config) -> Description:
             gradients=sum(parameter.gradients for parameter in held),
             optimizer=sum(parameter.optimizer for parameter in held),
             gathered=_gathered(config),
-            activations=_kept(config, pipeline, sum(activation.bytes for activation in activations)),
+            activations=_kept(config, trace.pipeline, sum(activation.bytes for activation in activations)),
         ),
         wire=busiest(trace),
     )
-
-
-def num_groups(config: Config) -> int:
-    """Groups of devices that take different sequences."""
-    return math.prod(config.mesh.sizes[axis] for axis in BATCH_AXES)
-
-
-def micro_batch(config: Config) -> int:
-    """Sequences per device at a time."""
-    groups = num_groups(config)
-    return config.batch.global_ // groups // config.batch.accumulation(groups)
 
 
 def parameters(config: Config) -> list[Parameter]:
@@ -224,7 +213,7 @@ def _kept(config: Config, pipeline: Pipeline | None, by_layer: int) -> int:
     """Bytes of the activations alive at once, where each layer keeps `by_layer` of a micro-batch."""
     if pipeline is None:
         return config.model.layers * by_layer
-    tokens = micro_batch(config) * config.batch.sequence // config.mesh.tensor
+    tokens = config.batch.micro_batch(num_groups(config.mesh.sizes)) * config.batch.sequence // config.mesh.tensor
     message = tokens * config.model.hidden * jnp.dtype(config.precision.compute).itemsize
     of_chunk, slots = pipeline.stages.depth * by_layer, pipeline.schedule.num_slots
     kept = slots * of_chunk if pipeline.keep == "residuals" else slots * message + of_chunk

@@ -5,14 +5,13 @@ Plain arithmetic: no devices. Knows configs and `sharding.pipeline`, not the mod
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sharding import tensor
 from sharding.layout import RULES
-from sharding.mesh import BATCH_AXES, PIPELINE
+from sharding.mesh import PIPELINE, num_groups
 from sharding.pipeline import makers, schedule_file
 from sharding.pipeline.executor import Pipeline
 from sharding.pipeline.schedule import Schedule
@@ -43,7 +42,7 @@ def make_pipeline(config: Config, mesh: Mapping[str, int]) -> Pipeline | None:
 def make_schedule(config: Config, mesh: Mapping[str, int]) -> Schedule:
     """The schedule by name or from a file, for as many micro-batches as the batch has on this mesh."""
     name, stages, chunks = config.pipeline.schedule, mesh[PIPELINE], config.pipeline.virtual_stages
-    micro_batches = config.batch.accumulation(math.prod(mesh[axis] for axis in BATCH_AXES))
+    micro_batches = config.batch.accumulation(num_groups(mesh))
     if micro_batches * chunks > MOST_UNITS:
         raise ValueError(
             f"batch.global={config.batch.global_} makes {micro_batches:,} micro-batches, more than a schedule is made "

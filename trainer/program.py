@@ -6,7 +6,6 @@ Devices may be real, virtual or absent: nothing here allocates until `init` is c
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
@@ -20,7 +19,7 @@ from models.inputs import Batch
 from models.recompute import block_policy
 from sharding import collectives, randomness
 from sharding.layout import RULES, Layout, plan
-from sharding.mesh import BATCH_AXES, ZERO_AXES
+from sharding.mesh import BATCH_AXES, ZERO_AXES, num_groups
 from sharding.pipeline.executor import Pipeline
 from sharding.zero import FETCHED, Zero
 from trainer import loss_scale
@@ -67,7 +66,7 @@ class Program:
     @property
     def num_groups(self) -> int:
         """Groups of devices that take different sequences: replica x data x expert."""
-        return math.prod(self.mesh.shape[axis] for axis in BATCH_AXES)
+        return num_groups(self.mesh.shape)
 
     @property
     def accumulation(self) -> int:
@@ -134,7 +133,7 @@ class Program:
             optimizer=self.optimizer,
             learning_rate=learning_rate(config.optimizer, config.train.steps),
             policy=block_policy(config.recompute.policy, FETCHED if late else None),
-            micro_batch=config.batch.global_ // self.num_groups // self.accumulation,
+            micro_batch=config.batch.micro_batch(self.num_groups),
             clip=config.optimizer.clip,
             loss_scale=config.precision.loss_scale if half else None,
             seed=config.seed,

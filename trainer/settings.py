@@ -45,6 +45,10 @@ class BatchConfig:
             )
         return per_group // micro
 
+    def micro_batch(self, num_groups: int) -> int:
+        """Sequences per device at a time, for `num_groups` = replica x data x expert."""
+        return self.global_ // num_groups // self.accumulation(num_groups)
+
 
 @dataclass(frozen=True, kw_only=True, config=_STRICT)
 class LossScaleConfig:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json as json_format
-import math
 from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 from rich.table import Table
 
-from sharding.mesh import BATCH_AXES
+from sharding.mesh import num_groups
 from trainer import config_yaml
 from trainer.config import Config
 from trainer.data.prepare import require_room_for_bytes
@@ -60,7 +59,7 @@ def _print(description: Description, console: Console) -> None:
 
 
 def _summary(d: Description) -> Table:
-    groups = math.prod(d.mesh[axis] for axis in BATCH_AXES)
+    groups = num_groups(d.mesh)
     mesh = " x ".join(f"{axis} {size}" for axis, size in d.mesh.items() if size > 1)
     sequences, length = d.config["batch"]["global"], d.config["batch"]["sequence"]
     flops = f"{d.model_flops_per_token:.4g} a token; causal attention halved, recompute not counted"

@@ -15,6 +15,7 @@ from jax.interpreters.partial_eval import dce_jaxpr
 from jax.sharding import AbstractMesh
 
 from sharding.mesh import AXES
+from sharding.pipeline.executor import Pipeline
 from trainer.config import Config
 from trainer.program import Program
 
@@ -23,8 +24,14 @@ class Trace(NamedTuple):
     """One train step, and what its branches depend on."""
 
     program: ClosedJaxpr
-    shares: Sequence[Mapping[str, Fraction]]
-    """Of each pipeline stage: how often it takes a branch, by the name of the branch's program."""
+    pipeline: Pipeline | None
+    """What runs the layers of several stages."""
+
+    @property
+    def shares(self) -> list[Mapping[str, Fraction]]:
+        """Of each pipeline stage: how often it takes a branch, by the name of the branch's program."""
+        pipeline = self.pipeline
+        return [pipeline.shares(stage) for stage in range(pipeline.stages.num_stages)] if pipeline else [{}]
 
 
 class Visit(NamedTuple):
@@ -42,9 +49,8 @@ def trace_step(config: Config) -> Trace:
     mesh: Any = AbstractMesh(tuple(config.mesh.sizes.values()), AXES)
     program = Program(config, mesh)
     step: Any = program.step
-    pipeline = program.pipeline
-    shares = [pipeline.shares(stage) for stage in range(pipeline.stages.num_stages)] if pipeline else [{}]
-    return Trace(step.trace(program.abstract_state(), program.abstract_batch()).jaxpr, shares)
+    traced = step.trace(program.abstract_state(), program.abstract_batch())
+    return Trace(traced.jaxpr, program.pipeline)
 
 
 def used(program: ClosedJaxpr) -> Jaxpr:

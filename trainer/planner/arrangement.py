@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 from models.config import ModelConfig
 from models.recompute import RecomputePolicy
-from sharding.mesh import PIPELINE
+from sharding.mesh import PIPELINE, num_groups
 from trainer.config import Config
-from trainer.description import micro_batch, num_groups
 from trainer.pipeline import make_stages
 from trainer.planner.flow import Flow, lockstep
 from trainer.planner.practice import MESHWRIGHT, Practice
@@ -67,11 +66,11 @@ class Arrangement:
         mesh = config.mesh.sizes
         stages = make_stages(config, mesh)
         section = config.pipeline
-        groups = num_groups(config)
+        groups = num_groups(mesh)
         return cls(
             model=config.model,
             sequence=config.batch.sequence,
-            micro_batch=micro_batch(config),
+            micro_batch=config.batch.micro_batch(groups),
             global_batch=config.batch.global_,
             pipeline=mesh[PIPELINE],
             replica=mesh["replica"],

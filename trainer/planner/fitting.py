@@ -6,15 +6,13 @@ Answers are settings as one writes them after a command. Knows nothing of second
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator
 from itertools import combinations, product
 from typing import get_args
 
 from models.recompute import RecomputePolicy
-from sharding.mesh import BATCH_AXES, PIPELINE
+from sharding.mesh import PIPELINE, num_groups
 from trainer.config import Config
-from trainer.description import micro_batch
 from trainer.planner.arrangement import Arrangement
 from trainer.planner.gpu import Gpu
 from trainer.planner.memory import stage_memory
@@ -64,12 +62,12 @@ def _on_any(config: Config) -> Config:
 
 def _micro_batches(config: Config) -> Iterator[int]:
     """All that divide a device's share of the batch, the largest first."""
-    share = config.batch.global_ // math.prod(config.mesh.sizes[axis] for axis in BATCH_AXES)
+    share = config.batch.global_ // num_groups(config.mesh.sizes)
     return (micro for micro in range(share, 0, -1) if share % micro == 0)
 
 
 def _smaller(config: Config) -> list[str]:
-    now = micro_batch(config)
+    now = config.batch.micro_batch(num_groups(config.mesh.sizes))
     return [f"batch.micro={micro}" for micro in _micro_batches(config) if micro < now]
 
 
