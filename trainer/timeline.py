@@ -140,20 +140,31 @@ BOX, CHART, ROW = 26, 20, 58  # heights: of a unit, of the live activations at t
 # Widths: of a forward of all chunks of a stage, so that schedules can be compared; of one chunk at least; of a digit.
 STAGE_WIDTH, CHUNK_WIDTH, DIGIT = 22, 8, 7
 MIN_WIDTH, MAX_WIDTH = 640, 16_000
+CUT = 150  # width of the gap where ticks are left out
 
 
-def picture(schedule: Schedule) -> Picture:
-    """The whole schedule. One of as many stages and micro-batches has the same scale, up to two chunks a stage."""
-    times = np.concatenate([[0], _durations(schedule).cumsum()])
+def picture(schedule: Schedule, ends: int | None = None) -> Picture:
+    """The schedule: all of it, or no more than its first and its last `ends` ticks.
+
+    One of as many stages and micro-batches has the same scale, up to two chunks a stage.
+    """
+    ticks = np.arange(schedule.num_ticks)
+    drawn = np.minimum(ticks, ticks[::-1]) < (ends or schedule.num_ticks)
+    times = np.concatenate([[0], (_durations(schedule) * drawn[:, None]).cumsum()])
     scale = min(max(STAGE_WIDTH / schedule.num_chunks, CHUNK_WIDTH), MAX_WIDTH / times[-1])
     # [T, 3]: where each tick begins, where its backward half begins, and where it ends.
-    edges = LEFT + scale * times[2 * np.arange(schedule.num_ticks)[:, None] + np.arange(3)]
+    edges = LEFT + scale * times[2 * ticks[:, None] + np.arange(3)]
+    left_out = ticks[~drawn]
+    edges[ticks > len(ticks) // 2] += CUT if len(left_out) else 0
     width = round(max(edges[-1, -1] + RIGHT, MIN_WIDTH))
     height = TOP + ROW * schedule.num_stages + BOTTOM
-    shapes = [*_heading(schedule), *_ticks(edges, height - BOTTOM)]
+    shapes = [*_heading(schedule), *_ticks(edges, drawn, height - BOTTOM)]
     for stage, live in enumerate(schedule.live().T):
         y = TOP + ROW * stage
-        shapes += [*_boxes(schedule, stage, edges, y), *_chart(live, schedule.peak_live, edges, y + BOX + 4)]
+        shapes += _boxes(schedule, stage, edges, drawn, y)
+        shapes += _chart(live, schedule.peak_live, edges, drawn, y + BOX + 4)
+    if len(left_out):
+        shapes += _gap(len(left_out), edges[left_out[0], 0], height - BOTTOM)
     return Picture(_title(schedule), width, height, [*shapes, *_key(schedule, height - 30)])
 
 
@@ -163,17 +174,19 @@ def _heading(schedule: Schedule) -> Iterator[Shape]:
         yield Label("faint", 20, 49 + 17 * i, f"{name}: {fact}")
 
 
-def _ticks(edges: np.ndarray, bottom: float) -> Iterator[Shape]:
+def _ticks(edges: np.ndarray, drawn: np.ndarray, bottom: float) -> Iterator[Shape]:
     for tick in range(0, len(edges), RULER):
+        if not drawn[tick]:
+            continue
         yield Rect("edge", edges[tick, 0] - 0.5, TOP - 6, 1, bottom - TOP)
         yield Label("faint", edges[tick, 0], TOP - 11, f"tick {tick}" if tick == 0 else f"{tick}")
 
 
-def _boxes(schedule: Schedule, stage: int, edges: np.ndarray, y: float) -> Iterator[Shape]:
+def _boxes(schedule: Schedule, stage: int, edges: np.ndarray, drawn: np.ndarray, y: float) -> Iterator[Shape]:
     """The units of a stage, on a bar that is seen where it is idle."""
     yield Label("ink", 20, y + BOX / 2 + 4, f"stage {stage}")
     yield Rect("idle", LEFT, y, edges[-1, -1] - LEFT, BOX)
-    for tick, what in np.argwhere(schedule.runs[:, stage]).tolist():
+    for tick, what in np.argwhere(schedule.runs[:, stage] & drawn[:, None]).tolist():
         chunk, micro_batch, _ = schedule.units[tick, stage, what].tolist()
         begin, end = edges[tick, what], edges[tick, what + 1]
         yield Rect(_shade(what, chunk, schedule.num_chunks), begin, y, end - begin - 1, BOX)
@@ -181,11 +194,17 @@ def _boxes(schedule: Schedule, stage: int, edges: np.ndarray, y: float) -> Itera
             yield Label("number", (begin + end - 1) / 2, y + BOX / 2 + 4, str(micro_batch), centred=True)
 
 
-def _chart(live: np.ndarray, highest: int, edges: np.ndarray, y: float) -> Iterator[Shape]:
+def _chart(live: np.ndarray, highest: int, edges: np.ndarray, drawn: np.ndarray, y: float) -> Iterator[Shape]:
     """The live activations [T] of a stage: a step for each tick, and their peak as a number."""
-    steps = zip(edges[:, [0, 2]].ravel(), (y + CHART * (1 - live / highest)).repeat(2), strict=True)
+    steps = zip(edges[drawn][:, [0, 2]].ravel(), (y + CHART * (1 - live[drawn] / highest)).repeat(2), strict=True)
     yield Area("live", [(LEFT, y + CHART), *steps, (edges[-1, -1], y + CHART)])
     yield Label("live", edges[-1, -1] + 8, y + CHART, f"{live.max()} live")
+
+
+def _gap(left_out: int, x: float, bottom: float) -> Iterator[Shape]:
+    """In the place of ticks that are not drawn, how many they are."""
+    yield Rect("card", x, TOP - 6, CUT, bottom - TOP + 6)
+    yield Label("faint", x + CUT / 2, TOP - 11, f"{left_out:,} ticks left out", centred=True)
 
 
 def _key(schedule: Schedule, y: float) -> Iterator[Shape]:

@@ -17,7 +17,7 @@ from sharding.pipeline import schedule_file
 from sharding.pipeline.makers import SCHEDULES, make
 from sharding.pipeline.schedule import IDLE, Schedule
 from trainer.errors import ConfigError
-from trainer.timeline import DURATION, draw, save
+from trainer.timeline import DURATION, draw, picture, save
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -142,6 +142,20 @@ def test_large_schedules_stay_drawable(tmp_path: Path) -> None:
     numbers = [text.text for text in root.iter(f"{SVG}text") if text.get("class") == "number middle"]
     assert narrowest < 7 * 3
     assert numbers.count("7") > numbers.count("123") > 0, "only a backward has room for three digits"
+
+
+def test_the_middle_can_be_left_out_and_is_counted(tmp_path: Path) -> None:
+    schedule = make("1f1b", 4, 1, 20)
+    picture(schedule, ends=8).write_svg(tmp_path / "ends.svg")
+    save(schedule, tmp_path / "all.svg")
+    ends, whole = boxes(tmp_path / "ends.svg"), boxes(tmp_path / "all.svg")
+    runs = schedule.runs.sum(axis=(1, 2))
+    assert len(ends) == runs[:8].sum() + runs[-8:].sum()
+    assert len(set(ends) & set(whole)) == runs[:8].sum(), "the first ticks are where they are in the whole"
+    text = (tmp_path / "ends.svg").read_text(encoding="utf-8")
+    assert f">{schedule.num_ticks - 16} ticks left out<" in text
+    assert re.findall(r"\d+ live", text) == re.findall(r"\d+ live", (tmp_path / "all.svg").read_text(encoding="utf-8"))
+    assert picture(schedule, ends=schedule.num_ticks // 2 + 1).svg() == picture(schedule).svg()
 
 
 def test_a_table_can_be_written(tmp_path: Path) -> None:
