@@ -23,6 +23,7 @@ COLOURS = {
     "live": ("#8250df", "#bc8cff"),
     "number": ("#000000", "#000000"),
 }
+FONTS = 'system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif'
 FONT_SIZE = 12
 AREA_OPACITY = 0.35
 PNG_SCALE, MAX_PNG_WIDTH = 2, 16_000  # two pixels for one, as far as the memory of a laptop goes
@@ -118,9 +119,8 @@ def _number(value: float) -> str:
 
 def _stylesheet() -> str:
     light, dark = ("".join(f".{name}{{fill:{pair[theme]}}}" for name, pair in COLOURS.items()) for theme in (0, 1))
-    fonts = 'system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif'
     return (
-        f"<style>\ntext{{font-size:{FONT_SIZE}px;font-family:{fonts}}}.bold{{font-weight:600}}"
+        f"<style>\ntext{{font-size:{FONT_SIZE}px;font-family:{FONTS}}}.bold{{font-weight:600}}"
         f".middle{{text-anchor:middle}}polygon{{fill-opacity:{AREA_OPACITY}}}\n"
         f"{light}\n@media(prefers-color-scheme:dark){{{dark}}}\n</style>"
     )

@@ -8,21 +8,18 @@ from __future__ import annotations
 
 from html import escape
 
+from trainer import picture
+
 INK, FAINT = "ink", "faint"
 BLUE, GREEN, ORANGE, PURPLE = "blue", "green", "orange", "purple"
 # class -> (colour on the light card, on the dark one)
-COLOURS = {
-    "card": ("#ffffff", "#0d1117"),
-    "edge": ("#d0d7de", "#30363d"),
-    INK: ("#1f2328", "#e6edf3"),
-    FAINT: ("#656d76", "#8d96a0"),
+COLOURS = {name: picture.COLOURS[name] for name in ("card", "edge", INK, FAINT)} | {
     BLUE: ("#0969da", "#58a6ff"),
     GREEN: ("#1a7f37", "#3fb950"),
     ORANGE: ("#bc4c00", "#f0883e"),
     PURPLE: ("#8250df", "#bc8cff"),
 }
 TINT = 0.13
-SANS = 'system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif'
 MONO = 'ui-monospace, SFMono-Regular, Menlo, "DejaVu Sans Mono", monospace'
 
 
@@ -117,7 +114,7 @@ def _style() -> str:
         return "".join(colours) + f".edge-line{{stroke:{COLOURS['edge'][theme]}}}"
 
     return (
-        f"text{{font-family:{SANS};stroke:none!important}}.mono{{font-family:{MONO}}}.bold{{font-weight:600}}"
+        f"text{{font-family:{picture.FONTS};stroke:none!important}}.mono{{font-family:{MONO}}}.bold{{font-weight:600}}"
         f"rect:not(.line):not(.card),polygon{{stroke:none!important}}.line{{stroke-width:1.2}}"
         f".path{{fill:none!important;stroke-width:1.4}}\n{rules(0)}\n@media(prefers-color-scheme:dark){{{rules(1)}}}"
     )
