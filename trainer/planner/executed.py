@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from fractions import Fraction
-from typing import NamedTuple
 
 from trainer.planner.hlo import Computation, HloError, Instruction, Module
 
@@ -16,13 +16,29 @@ _BRANCH = re.compile(r"/cond/branch_\d+_fun/jit\((\w+)\)")
 _INSIDE = re.compile(r"/branch_\d+_fun\b")
 
 
-class Executed(NamedTuple):
+@dataclass(frozen=True)
+class Executed:
+    """An instruction, and how often a device runs it."""
+
     computation: Computation
     instruction: Instruction
     times: Fraction | None
     """In one run of the program; None where that is known only when it runs."""
-    loops: tuple[str, ...]
-    """The while instructions that it is within, the outermost first."""
+    caller: Executed | None
+    """The fusion, loop, conditional or call that it is within; None in the program itself."""
+
+    @property
+    def callers(self) -> Iterator[Executed]:
+        """All that it is within, the innermost first."""
+        caller = self.caller
+        while caller is not None:
+            yield caller
+            caller = caller.caller
+
+    @property
+    def loops(self) -> tuple[str, ...]:
+        """The names of the while instructions that it is within, the outermost first."""
+        return tuple(one.instruction.name for one in self.callers if one.instruction.opcode == "while")[::-1]
 
 
 def executed(module: Module, shares: Mapping[str, Fraction]) -> Iterator[Executed]:
@@ -34,23 +50,23 @@ def executed(module: Module, shares: Mapping[str, Fraction]) -> Iterator[Execute
     Raises:
         HloError: the two branches of a conditional have different programs of `shares`.
     """
-    yield from _executed(module, module.entry, Fraction(1), (), shares)
+    yield from _executed(module, module.entry, Fraction(1), None, shares)
 
 
 def _executed(
     module: Module,
     computation: Computation,
     times: Fraction | None,
-    loops: tuple[str, ...],
+    caller: Executed | None,
     shares: Mapping[str, Fraction],
 ) -> Iterator[Executed]:
     for instruction in computation.instructions:
-        yield Executed(computation, instruction, times, loops)
+        one = Executed(computation, instruction, times, caller)
+        yield one
         factors = _factors(module, instruction, shares)
-        inner = (*loops, instruction.name) if instruction.opcode == "while" else loops
         for name, factor in zip(instruction.runs, factors, strict=True):
             product = None if factor is None or times is None else times * factor
-            yield from _executed(module, module.computations[name], product, inner, shares)
+            yield from _executed(module, module.computations[name], product, one, shares)
 
 
 def _factors(module: Module, instruction: Instruction, shares: Mapping[str, Fraction]) -> list[Fraction | None]:
