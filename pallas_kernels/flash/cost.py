@@ -1,0 +1,31 @@
+"""What a kernel computes and moves at least: for XLA's scheduler, and for rooflines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jax.experimental import pallas as pl
+
+from pallas_kernels.flash.spec import Arrays, Spec
+
+
+def seen_scores(num_queries: int, num_keys: int, causal: bool, window: int | None) -> int:
+    """How many scores of one head are seen, where the first query stands at the first key."""
+    last = range(num_queries) if causal else [num_keys - 1] * num_queries
+    first = [0 if window is None else max(0, query - window + 1) for query in range(num_queries)]
+    return sum(max(0, min(end, num_keys - 1) - start + 1) for start, end in zip(first, last, strict=True))
+
+
+def cost(spec: Spec, arrays: Arrays, matmuls: int, moved: int) -> pl.CostEstimate:
+    """Of a kernel with so many products of each tile, that reads and writes `moved` bytes.
+
+    As if all were one segment and the first query stood at the first key: both are known only when it runs.
+    """
+    batch, num_queries, heads, head_dim = arrays.queries.shape
+    scores = batch * heads * seen_scores(num_queries, arrays.keys.shape[1], spec.causal, spec.window)
+    return pl.CostEstimate(flops=2 * matmuls * scores * head_dim, transcendentals=scores, bytes_accessed=moved)
+
+
+def size(*arrays: Any) -> int:
+    """Bytes of arrays or of their types."""
+    return sum(array.size * array.dtype.itemsize for array in arrays)
