@@ -66,7 +66,7 @@ class Compiled:
 def compile_config(config: Config, options: str) -> Compiled:
     """The step of a config, compiled for as many absent GPUs as it asks for."""
     step = compile_step(config, load("h100"), options=OPTIONS[options])
-    slots = ring(step.traced.jaxpr, make_schedule(config, config.mesh.sizes).num_slots)
+    slots = ring(step.trace.program, make_schedule(config, config.mesh.sizes).num_slots)
     text = step.compiled.as_text() or ""
     return Compiled(
         config,

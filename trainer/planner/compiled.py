@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -20,7 +21,9 @@ from sharding.mesh import make_mesh
 from trainer.config import Config
 from trainer.errors import ConfigError
 from trainer.planner.gpu import Gpu
+from trainer.planner.hlo import Module, read
 from trainer.program import Program
+from trainer.trace import Trace
 
 PLUGINS = ("jax-cuda13-plugin", "jax-cuda13-pjrt")
 """Packages that have to be of jax's own version."""
@@ -32,10 +35,20 @@ TOOLS = ("nvidia-cuda-nvcc", "nvidia-nvvm")
 class CompiledStep:
     """A step that could run, were there the devices. Bytes are those of one GPU."""
 
-    traced: jax.stages.Traced
+    program: Program
+    trace: Trace
     compiled: jax.stages.Compiled
     seconds: dict[str, float]
     """To trace, to lower and to compile."""
+
+    @cached_property
+    def module(self) -> Module:
+        """XLA's scheduled program.
+
+        Raises:
+            HloError: it has something in a form that is not known.
+        """
+        return read(self.compiled.as_text() or "")
 
     @property
     def state(self) -> int:
@@ -79,7 +92,7 @@ def compile_step(
         seconds["lower"], start = time.perf_counter() - start, time.perf_counter()
         compiled = lowered.compile(compiler_options=dict(options or {}))
         seconds["compile"] = time.perf_counter() - start
-    return CompiledStep(traced, compiled, seconds)
+    return CompiledStep(program, Trace(traced.jaxpr, program.pipeline), compiled, seconds)
 
 
 def absent_gpus(gpu: Gpu, number: int, gpus_per_node: int = 8) -> list[jax.Device]:

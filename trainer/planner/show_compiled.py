@@ -1,28 +1,40 @@
-"""What XLA makes of a step, beside its plan: for people as a table, or as plain data.
+"""What XLA makes of a step, beside its plan and its ledger: for people as tables, or as plain data.
 
-The facts are those of `trainer.planner.compiled` and `trainer.planner.plan`; see `trainer.planner.show_plan`.
+The facts are those of `trainer.planner.compiled`, `trainer.planner.plan` and `trainer.planner.ledger`; see
+`trainer.planner.show_plan`.
 """
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
-from rich import box
 from rich.table import Table
 
+from trainer.planner.comparison import Line
 from trainer.planner.compiled import CompiledStep
+from trainer.planner.hlo import HloError
+from trainer.planner.ledger import Ledger, compare
 from trainer.planner.plan import Plan
+from trainer.tables import make_table
+from trainer.units import GIB
 
-GIB = 2**30
 COMPILED = {
     "state": "master weights and moments; compiled, with the batch",
     "temporary": "all else that a step needs",
     "total": "without overhead",
 }
+Units = tuple[tuple[str, float], ...]
+SIZES: Units = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
+OPERATIONS: Units = (("PFLOP", 1e15), ("TFLOP", 1e12), ("GFLOP", 1e9), ("FLOP", 1))
+
+WORTH_SAYING = 1e-3
 
 
 def compared(made: Plan, step: CompiledStep) -> dict[str, Any]:
-    """What XLA sets aside, in bytes of a GPU, beside the plan without its overhead, which XLA does not know."""
+    """What XLA sets aside, in bytes of a GPU, beside the plan without its overhead, which XLA does not know; and the
+    ledger of the traced step beside the compiled one."""
     state = made.memory.master + made.memory.optimizer
     total = made.memory.total - made.memory.overhead
     return {
@@ -31,18 +43,76 @@ def compared(made: Plan, step: CompiledStep) -> dict[str, Any]:
         "temporary": {"planned": total - state, "compiled": step.temporary},
         "total": {"planned": total, "compiled": step.total},
         "difference": total / step.total - 1,
+        "ledger": _ledger(step),
     }
 
 
 def compiled_tables(found: dict[str, Any]) -> list[Table]:
     """Tables of what `compared` found."""
+    return [_bytes(found), _lines(found["ledger"])]
+
+
+def _ledger(step: CompiledStep) -> dict[str, Any]:
+    try:
+        ledger = compare(step)
+    except (HloError, NotImplementedError) as error:
+        return {"not_compared": str(error)}
+    return {"stages": ledger.stages, "equal": not ledger.unexplained, **_groups(ledger)}
+
+
+def _groups(ledger: Ledger) -> dict[str, list[dict[str, Any]]]:
+    """Lines as plain data, each with what is unexplained of it."""
+    groups: dict[str, Sequence[Line]] = {"wire": ledger.wire, "flops": [ledger.flops], "bytes": ledger.held}
+    return {
+        name: [dataclasses.asdict(line) | {"unexplained": line.unexplained} for line in lines]
+        for name, lines in groups.items()
+    }
+
+
+def _bytes(found: dict[str, Any]) -> Table:
     seconds = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in found["seconds"].items())
-    table = Table(
-        "bytes", "", title=f"Compiled by XLA: {seconds}", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD
-    )
-    for heading in ("planned GiB", "compiled GiB", "planned is off by"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    numbers = ["planned GiB", "compiled GiB", "planned is off by"]
+    table = make_table(f"Compiled by XLA: {seconds}", ["bytes", ""], numbers)
     for name, meaning in COMPILED.items():
         planned, compiled = found[name]["planned"], found[name]["compiled"]
         table.add_row(name, meaning, f"{planned / GIB:.2f}", f"{compiled / GIB:.2f}", f"{planned / compiled - 1:+.1%}")
-    return [table]
+    return table
+
+
+def _lines(ledger: dict[str, Any]) -> Table:
+    title = "The traced step beside the compiled one: each GPU in a step, exactly"
+    if "not_compared" in ledger:
+        table = make_table(title, [""])
+        table.add_row(f"not compared: {ledger['not_compared']}", style="bold red")
+        return table
+    table = make_table(title, ["", "compiled"], ["traced", "collectives", "messages"])
+    for line in ledger["wire"]:
+        counts = f"{line['collectives']:,}", f"{line['messages']:,}"
+        table.add_row(line["name"], verdict(line, SIZES), amount(line["traced"], SIZES), *counts)
+    for line in ledger["flops"]:
+        table.add_row(line["name"], verdict(line, OPERATIONS), amount(line["traced"], OPERATIONS), "", "")
+    for line in ledger["bytes"]:
+        table.add_row(line["name"], verdict(line, SIZES), amount(line["traced"], SIZES), "", "")
+    table.caption = "A message may hold the arrays of several collectives."
+    table.caption_justify = "left"
+    return table
+
+
+def verdict(line: dict[str, Any], units: Units) -> str:
+    """Equal, or by how much not, and why."""
+    reasons = [(cause["amount"], cause["name"]) for cause in line["causes"]]
+    if line["unexplained"]:
+        reasons.append((line["unexplained"], "[bold red]UNEXPLAINED[/]"))
+    return "\n".join(f"{amount(size, units, '+')}{_part(size, line)}: {name}" for size, name in reasons) or "equal"
+
+
+def _part(size: int, line: dict[str, Any]) -> str:
+    """Of what was traced, where it is worth saying."""
+    part = size / (line["traced"] or size)
+    return f" ({part:+.1%})" if abs(part) >= WORTH_SAYING else ""
+
+
+def amount(number: float, units: Units, sign: str = "") -> str:
+    """In the largest unit that leaves at least 1."""
+    name, size = next((unit for unit in units if abs(number) >= unit[1]), units[-1])
+    return f"{number / size:{sign},.{0 if size == 1 else 2}f} {name}"

@@ -1,0 +1,137 @@
+"""The ledger against the compiler: what a step sends, multiplies and holds, as it is traced and as XLA compiles it.
+
+Each difference has a cause, and an amount that is counted in the compiled program, not what happens to be left: what no
+cause accounts for is unexplained. Knows no closed forms and no seconds, and prints nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from jax.extend.core import ClosedJaxpr
+
+from trainer.description import parameters
+from trainer.flops import flops
+from trainer.planner.comparison import REPEATED, Line, is_repeated
+from trainer.planner.compiled import CompiledStep
+from trainer.planner.compiled_flops import matmuls
+from trainer.planner.hlo import Array, Instruction, Module
+from trainer.planner.ledger_wire import WireLine, compare_wire
+from trainer.program import Program
+
+PADDED = "zeros that XLA pads a sum of products with, to split it"
+UNUSED = "not used, and left out"
+COUNTER = "the optimizer's counter of steps"
+MASTER, MOMENTS, BATCH = "state.parameters", "state.optimizer", "batch"
+"""How the names of a step's arguments begin."""
+
+
+@dataclass(frozen=True)
+class Ledger:
+    wire: list[WireLine]
+    """Of the pipeline stage that sends most, or of one that is not explained."""
+    flops: Line
+    """Of the same."""
+    stages: int
+    """That were compared: all that do not do the same."""
+    held: list[Line]
+    """Bytes: arguments of the step, and what loops carry."""
+
+    @property
+    def unexplained(self) -> list[Line]:
+        return [line for line in (*self.wire, self.flops, *self.held) if line.unexplained]
+
+
+def compare(step: CompiledStep) -> Ledger:
+    """All of it.
+
+    Raises:
+        HloError: the compiled program has something for which there is no rule.
+    """
+    program, mesh = step.trace.program, dict(step.program.mesh.shape)
+    distinct = [dict(shares) for shares in {tuple(shares.items()): None for shares in step.trace.shares}]
+    found = [
+        (compare_wire(program, step.module, mesh, shares), _flops(program, step.module, shares)) for shares in distinct
+    ]
+    odd = [(wire, flops) for wire, flops in found if any(line.unexplained for line in (*wire, flops))]
+    wire, flops = max(odd or found, key=lambda one: sum(line.traced for line in one[0]))
+    arguments = list(step.module.entry.parameters.values())
+    return Ledger(
+        wire=wire,
+        flops=flops,
+        stages=len(distinct),
+        held=[
+            _master(step.program, arguments),
+            _moments(step.program, arguments),
+            _batch(step.program, arguments),
+            *_gradients(step.program, step.module),
+        ],
+    )
+
+
+def _flops(program: ClosedJaxpr, module: Module, shares: Mapping[str, Fraction]) -> Line:
+    found = list(matmuls(module, shares))
+    line = Line(
+        name="FLOPs of matmuls",
+        traced=flops(program, shares),
+        compiled=sum(matmul.times * matmul.flops for matmul in found),
+    )
+    again, once = (
+        [matmul for matmul in found if is_repeated(matmul.executed) == repeated] for repeated in (True, False)
+    )
+    line = line.with_cause(REPEATED, sum(matmul.times * matmul.flops for matmul in again))
+    return line.with_cause(PADDED, sum(matmul.times * matmul.padding for matmul in once))
+
+
+def _master(program: Program, arguments: Sequence[Instruction]) -> Line:
+    planned = 4 * sum(math.prod(layout.shard_shape) for layout in program.layouts.values())
+    return Line(name="master weights", traced=planned, compiled=_num_bytes(arguments, MASTER))
+
+
+def _moments(program: Program, arguments: Sequence[Instruction]) -> Line:
+    masters = 4 * sum(math.prod(layout.shard_shape) for layout in program.layouts.values())
+    planned = sum(parameter.optimizer for parameter in parameters(program.config)) - masters
+    counters = [one for one in arguments if one.op_name.startswith(MOMENTS) and one.results[0].dims == ()]
+    line = Line(name="moments", traced=planned, compiled=_num_bytes(arguments, MOMENTS))
+    return line.with_cause(COUNTER, _num_bytes(counters, MOMENTS))
+
+
+def _batch(program: Program, arguments: Sequence[Instruction]) -> Line:
+    shapes = program.abstract_batch()._asdict()
+    planned = {
+        name: math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for name, leaf in shapes.items()
+    }
+    used = {one.op_name for one in arguments}
+    unused = sum(size for name, size in planned.items() if f"{BATCH}.{name}" not in used)
+    line = Line(name="batch", traced=sum(planned.values()), compiled=_num_bytes(arguments, BATCH))
+    return line.with_cause(UNUSED, -unused)
+
+
+def _num_bytes(arguments: Sequence[Instruction], begin: str) -> int:
+    """Of the arguments whose names begin so."""
+    return sum(array.num_bytes for one in arguments if one.op_name.startswith(begin) for array in one.results)
+
+
+def _gradients(program: Program, module: Module) -> Iterator[Line]:
+    """Their sum over micro-batches: float32 arrays of their sizes, of those that a loop carries.
+
+    None with one micro-batch: then no loop carries them, and where they are cannot be told.
+    """
+    if program.accumulation == 1 and program.pipeline is None:
+        return
+    planned = Counter(parameter.gradients for parameter in parameters(program.config))
+    loops = (one for part in module.computations.values() for one in part.instructions if one.opcode == "while")
+    carried = max((_in_float32(loop.results) & planned for loop in loops), key=lambda sizes: sizes.total())
+    yield Line(name="gradients, summed", traced=_total(planned), compiled=_total(carried))
+
+
+def _in_float32(arrays: Sequence[Array]) -> Counter[int]:
+    return Counter(array.num_bytes for array in arrays if array.dtype == "f32")
+
+
+def _total(sizes: Counter[int]) -> int:
+    return sum(size * times for size, times in sizes.items())
