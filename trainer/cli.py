@@ -238,8 +238,12 @@ def search(
     """
     from trainer.planner.show_search import show_search
 
-    show_search(config, overrides or (), gpu, gpus, gpus_per_node, top, json, out)
+    show_search(config, overrides or (), gpu, gpus, gpus_per_node, top=top, compiled=compiled or 0, json=json, out=out)
 
+    compiled: Annotated[
+        int | None,
+        typer.Option("--compile", metavar="K", min=1, help="Let XLA compile the best K; needs the extra `plan`."),
+    ] = None,
 
 @app.command(cls=Command)
 def doctor() -> None:

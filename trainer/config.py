@@ -18,6 +18,7 @@ from sharding.mesh import MeshConfig
 from sharding.pipeline.config import PipelineConfig
 from sharding.zero import ZeroConfig
 from trainer import config_checks, config_presets, config_yaml
+from trainer.config_auto import AUTO, AutoMesh, auto_mesh
 from trainer.config_errors import build
 from trainer.config_source import Overrides, Source, read_file
 from trainer.data.config import DataConfig
@@ -55,7 +56,8 @@ class Config:
         """Reads a YAML file, then `overrides`: texts such as `mesh.tensor=4`, or a mapping of dotted keys.
 
         Values of texts are YAML. An override of a whole section (`optimizer={name: sgd}`) replaces it.
-        `mesh` may be a file of its own, found from the config's folder or from the current one.
+        `mesh` may be a file of its own, found from the config's folder or from the current one; or `auto`, which
+        becomes an `AutoMesh`.
 
         Raises:
             ConfigError: lists what is wrong, each with its file and line, or its override.
@@ -72,8 +74,18 @@ class Config:
     def _read(cls, source: Source, document: config_yaml.Document, overrides: Overrides) -> Config:
         source.read(document)
         source.override(overrides)
+        return cls.of(source)
+
+    @classmethod
+    def of(cls, source: Source) -> Config:
+        """The same from what is gathered already, under which it fills in a preset's fields."""
         config_presets.fill_in(source)
+        is_auto = source.tree.get("mesh") == AUTO
+        if is_auto:
+            del source.tree["mesh"]
         config = build(cls, source)
+        if is_auto:
+            config = dataclasses.replace(config, mesh=auto_mesh(config, source))
         problems = [source.about(key, message) for key, message in config_checks.without_effect(config, source)]
         problems += [source.about_named(message) for message in config_checks.contradictions(config)]
         if problems:
@@ -84,7 +96,7 @@ class Config:
         """The config for a number of devices: no mesh axis is -1, and everything is known to fit.
 
         Raises:
-            ConfigError: the mesh does not fit the devices, or the batch or the model the mesh.
+            ConfigError: the mesh does not fit the devices, or the batch or the model the mesh; or it is an `AutoMesh`.
         """
         try:
             resolved = dataclasses.replace(self, mesh=self.mesh.resolve(num_devices))
@@ -98,12 +110,16 @@ class Config:
     def to_dict(self) -> dict[str, Any]:
         """Plain data with every key that has an effect; `from_dict` makes an equal config of it."""
         tree = TypeAdapter(Config).dump_python(self, mode="json", by_alias=True)
-        for key, _ in config_checks.without_effect(self):
+        dropped = [key for key, _ in config_checks.without_effect(self)]
+        if isinstance(self.mesh, AutoMesh):
+            tree["mesh"] = AUTO
+            dropped += self.mesh.open
+        for key in dropped:
             section = tree
             for name in key[:-1]:
                 section = section.get(name, {})
             section.pop(key[-1], None)
-        return tree
+        return {name: section for name, section in tree.items() if section != {}}
 
     def to_yaml(self) -> str:
         """`to_dict` as YAML; `load` makes an equal config of it."""

@@ -16,8 +16,8 @@ from trainer.errors import ConfigError
 
 # A bare word for the section is this key of it.
 SHORTHANDS = {"recompute": "policy"}
-# Text for the section is the file that it stands in.
-SECTIONS_WITH_FILES = ("mesh",)
+# Text for the section is the file that it stands in, except for these words.
+SECTIONS_WITH_FILES = {"mesh": ("auto",)}
 
 Overrides = Sequence[str] | Mapping[str, Any]
 
@@ -48,6 +48,18 @@ class Source:
         section[path[-1]] = document.tree
         kept = {key: place for key, place in self.places.items() if key[: len(path)] != path}
         self.places = kept | {path + key: place for key, place in document.places.items()}
+
+    def remove(self, path: KeyPath) -> None:
+        """Takes away what is written at `path`, and the sections around it in which nothing is left."""
+        section: Any = self.tree
+        for name in path[:-1]:
+            section = section.get(name)
+            if not isinstance(section, dict):
+                return
+        section.pop(path[-1], None)
+        self.places = {key: place for key, place in self.places.items() if key[: len(path)] != path}
+        if len(path) > 1 and not section:
+            self.remove(path[:-1])
 
     def override(self, overrides: Overrides) -> None:
         """Applies `key=value` texts, or a mapping of dotted keys; whole sections before keys inside them.
@@ -114,7 +126,10 @@ class Source:
             section = section[name]
             if not isinstance(section, dict):
                 where = self._place(path[:size])
-                raise ConfigError(f"{place}: {dotted(path[:size])} is {section!r} ({where}), which has no keys")
+                raise ConfigError(
+                    f"{place}: {dotted(path[:size])} is {section!r} ({where}), which has no keys; give the whole "
+                    f"section, as in {dotted(path[:size])}={{...}}"
+                )
         return section
 
     def _written_out(self, section: str, document: Document) -> Document:
@@ -122,7 +137,7 @@ class Source:
             return document
         if section in SHORTHANDS:
             return document.under(SHORTHANDS[section])
-        if section in SECTIONS_WITH_FILES:
+        if section in SECTIONS_WITH_FILES and document.tree not in SECTIONS_WITH_FILES[section]:
             return self._section_file(section, document)
         return document
 
@@ -132,8 +147,8 @@ class Source:
         if not found:
             folders = " and in ".join(str(folder.absolute()) for folder in looked_in)
             raise ConfigError(
-                f"{document.places[()]}: {section}: no file {document.tree!r} in {folders}; give a "
-                f"file, or the section itself, such as {section}: {{data: 4, tensor: 2}}"
+                f"{document.places[()]}: {section}: no file {document.tree!r} in {folders}; give a file, the section "
+                f"itself, such as {section}: {{data: 4, tensor: 2}}, or {section}: auto, and it is searched"
             )
         return read_file(found[0])
 

@@ -9,7 +9,7 @@ from trainer.config import Config
 from trainer.planner import load
 from trainer.planner.candidates import Space
 from trainer.planner.links import Cluster
-from trainer.planner.search import Choice, ranked
+from trainer.planner.ranking import Choice, Ranked
 
 CONFIG = Path(__file__).parents[2] / "configs" / "bloom-176b.yaml"
 SHOWN = 8
@@ -28,7 +28,7 @@ MOST = 90
 
 def draw() -> Drawing:
     fastest: dict[str, Choice] = {}
-    for choice in ranked(Space(Config.load(CONFIG), 384), Cluster(load("a100"), 8)):
+    for choice in Ranked(Space(Config.load(CONFIG), 384), Cluster(load("a100"), 8)):
         fastest.setdefault(_mesh(choice), choice)
         if len(fastest) == SHOWN:
             break

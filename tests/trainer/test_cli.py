@@ -76,8 +76,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
     def show_plan(*options: Any, **asked: Any) -> None:
         calls.append((*options, asked))
 
-    def show_search(*options: Any) -> None:
-        calls.append(options)
+    def show_search(*options: Any, **asked: Any) -> None:
+        calls.append((*options, asked))
 
     modules: dict[str, dict[str, Any]] = {
         "trainer.trainer": {"Trainer": Trainer},

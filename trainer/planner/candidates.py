@@ -1,4 +1,4 @@
-"""The layouts of a config on so many GPUs: mesh, ZeRO, schedule, micro-batch, what is kept; what the user fixed stays.
+"""The layouts of a config on so many GPUs, by all of `trainer.config_auto.SEARCHED`; what the user fixed stays.
 
 Only those that can be placed, and none that has a twin which is the same or better whatever the GPU. Plain arithmetic:
 knows no GPU, no bytes and no seconds, and makes no config but of a layout that was chosen.
@@ -7,7 +7,7 @@ knows no GPU, no bytes and no seconds, and makes no config but of a layout that 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
@@ -24,22 +24,6 @@ from trainer.planner.flow import Flow
 
 Keep = Literal["residuals", "inputs"]
 Head = Literal["spread", "last"]
-
-SEARCHED = (
-    "mesh.pipeline",
-    "mesh.replica",
-    "mesh.data",
-    "mesh.tensor",
-    "zero.stage",
-    "pipeline.schedule",
-    "pipeline.virtual_stages",
-    "pipeline.layers",
-    "pipeline.head",
-    "pipeline.keep",
-    "batch.micro",
-    "recompute.policy",
-)
-"""Settings that a search chooses, unless they are fixed."""
 
 THRIFT: tuple[tuple[Keep, RecomputePolicy], ...] = (
     ("residuals", "none"),
@@ -77,6 +61,18 @@ class Candidate:
         sizes = {axis: getattr(self, axis) for axis in ("pipeline", "replica", "data", "tensor")}
         return {axis: size for axis, size in sizes.items() if size > 1}
 
+    def __str__(self) -> str:
+        """In a line, in a config's words."""
+        mesh = " x ".join(f"{axis} {size}" for axis, size in self.mesh.items()) or "one device"
+        staged = self._pipeline() if self.pipeline > 1 else {}
+        settings = {
+            **({"zero.stage": self.zero} if self.data > 1 else {}),
+            **{f"pipeline.{key}": value for key, value in staged.items()},
+            "batch.micro": self.micro,
+            "recompute": self.recompute,
+        }
+        return f"{mesh}, {', '.join(f'{key}={value}' for key, value in settings.items())}"
+
     def on(self, tree: Mapping[str, Any]) -> dict[str, Any]:
         """A config's tree, as `Config.from_dict` reads it, with this layout for its own."""
         zero = tree.get("zero", {}) if self.zero else {}  # with stage 0 its other keys have no effect
@@ -104,15 +100,6 @@ class Candidate:
         return {key: value for key, value in section.items() if value != getattr(PipelineConfig(), key)} or {
             "schedule": self.schedule
         }
-
-
-def fixed_by(config: Config, keys: Collection[tuple[str, ...]]) -> frozenset[str]:
-    """Those of `SEARCHED` that setting `keys` decides. What is left open (-1, null) decides nothing."""
-    return frozenset(
-        key
-        for key in SEARCHED
-        if any(tuple(key.split(".")[:size]) in keys for size in (1, 2)) and attrgetter(key)(config) not in (-1, None)
-    )
 
 
 @dataclass(frozen=True)

@@ -15,15 +15,16 @@ from typing import Literal
 
 from sharding.mesh import AXES
 from trainer.config import Config
-from trainer.description import Description, describe, resolve
+from trainer.description import describe, resolve
 from trainer.errors import ConfigError
 from trainer.planner.arrangement import Arrangement
-from trainer.planner.estimate import Estimate, estimate
+from trainer.planner.estimate import estimate
 from trainer.planner.fitting import helps, largest_micro_batch
 from trainer.planner.gpu import load
 from trainer.planner.links import Cluster, Group
 from trainer.planner.memory import Memory
 from trainer.planner.seconds import Seconds
+from trainer.planner.traced import traced_stages
 from trainer.units import DAY, HOUR
 from trainer.wire import Kind, Transfer
 
@@ -117,7 +118,7 @@ def plan(config: Config, gpu: str = "h100", gpus: int | None = None, gpus_per_no
     config, assumed = on(config, gpus)
     description = describe(config)
     estimated = estimate(Arrangement.of(config), kind, gpus_per_node)
-    stages = tuple(_memory(closed, description, estimated) for closed in estimated.memory)
+    stages = traced_stages(estimated, description)
     worst = max(range(len(stages)), key=lambda stage: stages[stage].total)
     fits = stages[worst].total <= kind.memory_bytes
     return Plan(
@@ -158,22 +159,6 @@ def on(config: Config, gpus: int | None) -> tuple[Config, str | None]:
     if gpus < 1:
         raise ConfigError(f"gpus={gpus}: use 1 or more")
     return dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, virtual_devices=None)).resolve(gpus), None
-
-
-def _memory(closed: Memory, exact: Description, estimated: Estimate) -> Memory:
-    """The closed forms, with what the traced step tells exactly put in their place."""
-    arrangement = estimated.arrangement
-    master = exact.memory.optimizer / (1 + arrangement.moments)
-    held = dataclasses.replace(
-        closed,
-        weights=exact.memory.weights,
-        master=master,
-        optimizer=exact.memory.optimizer - master,
-        gathered=exact.memory.gathered,
-    )
-    # What the allocator wastes is a part of all the rest.
-    wasted = (arrangement.practice.allocator - 1) * (held.total - held.overhead)
-    return dataclasses.replace(held, overhead=wasted + estimated.gpu.reserved_bytes)
 
 
 def _sent(transfers: Sequence[Transfer], mesh: Mapping[str, int], cluster: Cluster) -> Iterator[Sent]:

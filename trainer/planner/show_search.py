@@ -1,45 +1,40 @@
 """`meshwright search`: prints the fastest layouts, and writes the winner as a config. The facts are those of
 `trainer.planner.search`.
 
-What the command line sets is fixed; what the config says of its layout is only where it was until now.
+What the command line sets is fixed; what the config says of its layout is only where it was until now, unless its mesh
+is `auto`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json as json_format
+import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+import jax
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from trainer.config import Config
+from trainer.config_auto import AUTO, SEARCHED, fixed_by
 from trainer.config_source import Source, read_file
-from trainer.config_yaml import dump
-from trainer.planner.candidates import Candidate, fixed_by
-from trainer.planner.search import GIB, Choice, Found, search
+from trainer.config_yaml import KeyPath, dump, plain
+from trainer.planner.candidates import Candidate
+from trainer.planner.compiled import check_installed
+from trainer.planner.ranking import MARGIN, Choice
+from trainer.planner.search import Found, search
 from trainer.planner.show_plan import SECONDS
+from trainer.tables import wide_console
+from trainer.units import GIB
 
-LOOSE = {
-    "mesh.pipeline": "-1",
-    "mesh.replica": "1",
-    "mesh.data": "1",
-    "mesh.tensor": "1",
-    "mesh.virtual_devices": "null",
-    "pipeline.schedule": "interleaved_1f1b",
-    "pipeline.virtual_stages": "1",
-    "pipeline.layers": "null",
-    "pipeline.keep": "residuals",
-    "batch.micro": "null",
-}
-"""What a config's own layout is replaced by, so that it contradicts nothing that is fixed."""
 TOLD = 3
-"""Terms of a step's time that are told of the winner."""
+"""Terms of the winner's time that are told, and layouts that were refused."""
 
 
 def show_search(
@@ -48,27 +43,37 @@ def show_search(
     gpu: str,
     gpus: int,
     gpus_per_node: int,
-    top: int,
-    json: bool,
-    out: Path | None,
+    *,
+    top: int = 10,
+    compiled: int = 0,
+    json: bool = False,
+    out: Path | None = None,
 ) -> None:
     """Searches the layouts of the config at `path`, and prints the best `top`; writes the winner to `out`, if given.
+
+    Compiles the best `compiled` of them.
 
     Raises:
         ConfigError: see `Config.load` and `trainer.planner.search.search`.
     """
+    if compiled:
+        check_installed()
+        jax.config.update("jax_platforms", "cpu")  # or jax would look for a driver
     source = Source(str(path), path.parent)
     source.read(read_file(path))
     source.override(overrides)
-    config = Config.load(path, [*overrides, *_loosened(source)])
-    found = search(config, gpu, gpus, gpus_per_node, top, fixed_by(config, source.overridden))
-    tree = found.winner.candidate.on(source.tree)
+    if source.tree.get("mesh") != AUTO:
+        _without_layout(source)
+    written = dict(source.tree)
+    config = Config.of(source)
+    found = search(config, gpu, gpus, gpus_per_node, top, fixed_by(config, source.overridden), compiled, _say)
+    tree = found.winner.candidate.on(written)
     if out is not None:
-        out.write_text(_header(found, config.run.name, out) + dump(tree), encoding="utf-8")
+        out.write_text(_header(found, config.run.name, out, gpu) + dump(tree), encoding="utf-8")
     if json:
         print(json_format.dumps(as_dict(found) | {"config": tree}, indent=2))
         return
-    _print(found, config, Console())
+    _print(found, config, wide_console())
     if out is not None:
         print(f"written to {out}; train it with: meshwright train {out}")
 
@@ -76,10 +81,11 @@ def show_search(
 def as_dict(found: Found) -> dict[str, Any]:
     """Plain data: seconds of a step, bytes of a GPU."""
     return {
-        "gpu": found.gpu.name,
-        "gpus": found.gpus,
-        "gpus_per_node": found.gpus_per_node,
-        "fixed": sorted(found.fixed),
+        "gpu": found.cluster.gpu.name,
+        "gpus": found.space.gpus,
+        "gpus_per_node": found.cluster.gpus_per_node,
+        "memory_bytes": found.cluster.gpu.memory_bytes,
+        "fixed": sorted(found.space.fixed),
         "best": [_choice_as_dict(choice) for choice in found.best],
         "refused": [_choice_as_dict(choice) for choice in found.refused],
         "faster": [dataclasses.asdict(faster) for faster in found.faster],
@@ -94,45 +100,49 @@ def _choice_as_dict(choice: Choice) -> dict[str, Any]:
         "mfu": made.mfu,
         "hfu": made.hfu,
         "bubble": seconds.bubble / seconds.total,
-        "bytes_per_gpu": _bytes(choice),
-        "traced": choice.plan is not None,
+        "bytes_per_gpu": choice.bytes_per_gpu,
+        "known_by": choice.known_by,
+        "predicted_bytes_per_gpu": choice.memory.total,
+        "compiled_bytes": choice.compiled,
+        "overhead_bytes": choice.memory.overhead,
+        "fits_surely": choice.fits_surely,
         "seconds": dataclasses.asdict(seconds),
     }
 
 
-def _loosened(source: Source) -> Iterator[str]:
-    """Overrides that take away a config's own layout, as far as the command line does not set it."""
-    open_axes = [
-        path for path in source.overridden if path[:1] == ("mesh",) and source.tree["mesh"].get(path[-1]) == -1
-    ]
-    for key, value in LOOSE.items():
-        if key == "mesh.pipeline" and open_axes:  # at most one can be
-            value = "1"
-        path = tuple(key.split("."))
-        overridden = any(path[:size] in source.overridden for size in (1, 2))
-        if not overridden and (source.wrote(path) or key == "mesh.pipeline"):
-            yield f"{key}={value}"
+def _say(text: str) -> None:
+    """Aside, so that what is printed stays what was found."""
+    print(text, file=sys.stderr, flush=True)
 
 
-def _bytes(choice: Choice) -> float:
-    """Traced, where it was."""
-    return choice.plan.memory.total if choice.plan else choice.estimate.bytes_per_gpu
+def _without_layout(source: Source) -> None:
+    """Takes away what a file says of its layout, so that it contradicts nothing that is fixed."""
+
+    def is_fixed(path: KeyPath) -> bool:
+        return any(path[:size] in source.overridden for size in (1, 2))
+
+    for path in (tuple(key.split(".")) for key in (*SEARCHED, "mesh.virtual_devices")):
+        if not is_fixed(path):
+            source.remove(path)
+    if not is_fixed(("mesh", "pipeline")):  # open, so that settings of stages have an effect
+        is_open = -1 in source.tree.get("mesh", {}).values()  # at most one axis can be
+        source.put(("mesh", "pipeline"), plain(1 if is_open else -1, ""))
+    if source.wrote(("pipeline", "virtual_stages")) and not is_fixed(("pipeline", "schedule")):
+        source.put(("pipeline", "schedule"), plain("interleaved_1f1b", ""))
 
 
 def _print(found: Found, config: Config, console: Console) -> None:
-    if not console.is_terminal:
-        console.width = 150  # a pipe has no width, and rich would wrap at 80
-    fixed = ", ".join(f"{key}={attrgetter(key)(config)}" for key in sorted(found.fixed))
+    fixed = ", ".join(f"{key}={attrgetter(key)(config)}" for key in sorted(found.space.fixed))
     console.print(f"{_gpus(found)}; fixed: {fixed or 'nothing'}", highlight=False, markup=False)
     console.print(_table(found))
     reasons = Table.grid(padding=(0, 2))
-    for label, text in _reasons(found):
+    for label, text in _reasons(found, "the same command with --compile 1"):
         reasons.add_row(label, text)
     console.print(reasons)
 
 
 def _gpus(found: Found) -> str:
-    return f"{found.gpus:,} x {found.gpu.name}, {found.gpus_per_node} to a node"
+    return f"{found.space.gpus:,} x {found.cluster.gpu.name}, {found.cluster.gpus_per_node} to a node"
 
 
 COLUMNS: dict[str, Callable[[Choice], str]] = {
@@ -148,7 +158,8 @@ COLUMNS: dict[str, Callable[[Choice], str]] = {
     "tokens/s/GPU": lambda choice: f"{choice.tokens_per_second_per_gpu:,.0f}",
     "MFU": lambda choice: f"{choice.estimate.mfu:.1%}",
     "bubble": lambda choice: f"{choice.estimate.seconds.bubble / choice.seconds:.1%}",
-    "GiB": lambda choice: f"{_bytes(choice) / GIB:.1f}{' ' if choice.plan else '~'}",
+    "GiB": lambda choice: f"{choice.memory.total / GIB:.1f}{' ' if choice.traced else '~'}",
+    "compiled": lambda choice: "-" if choice.compiled is None else f"{choice.bytes_per_gpu / GIB:.1f}",
     "besides matmuls": lambda choice: ", ".join(f"{name} {part:.0%}" for name, part in _terms(choice)[:2]),
 }
 TEXTS = ("schedule", "recompute", "besides matmuls")
@@ -162,10 +173,12 @@ def _table(found: Found) -> Table:
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
     )
-    for heading in COLUMNS:
+    is_compiled = found.winner.compiled is not None
+    columns = {heading: cell for heading, cell in COLUMNS.items() if is_compiled or heading != "compiled"}
+    for heading in columns:
         table.add_column(heading, justify="left" if heading in TEXTS else "right")
     for choice in found.best:
-        table.add_row(*(cell(choice) for cell in COLUMNS.values()))
+        table.add_row(*(cell(choice) for cell in columns.values()))
     return table
 
 
@@ -185,30 +198,47 @@ def _terms(choice: Choice) -> list[tuple[str, float]]:
     return sorted((part for part in parts if part[0] != "matmul" and part[1] > 0), key=lambda part: -part[1])
 
 
-def _reasons(found: Found) -> Iterator[tuple[str, str]]:
-    """Of the winner, with labels: what its time goes into, what would make it faster, and how sure its memory is."""
+def _reasons(found: Found, compiling: str) -> Iterator[tuple[str, str]]:
+    """Of the winner, with labels: what its time goes into, what would make it faster, how sure its memory is, and why
+    it is not another. `compiling` is how to compile it."""
     terms = _terms(found.winner)[:TOLD]
     yield "time", "; ".join(f"{part:.0%} {name} ({SECONDS[name]})" for name, part in terms)
     gains = [f"{faster.gain:+.1%} tokens/s {faster.what}" for faster in found.faster]
     yield "faster", "; ".join(gains) or "by no network, memory or batch twice as large"
-    traced = sum(choice.plan is not None for choice in found.best)
-    refused = f"; by it, {len(found.refused)} that seemed faster do not fit" if found.refused else ""
-    have = f"{found.gpu.memory_bytes / GIB:.1f} GiB"
-    yield "memory", f"of {have}; of the first {traced} from the traced step, ~ by closed forms{refused}"
+    have = found.cluster.gpu.memory_bytes
+    traced = sum(choice.traced is not None for choice in found.best)
+    told = f"of {have / GIB:.1f} GiB; of the first {traced} from the traced step, ~ by closed forms"
+    if found.winner.compiled is None:
+        yield "memory", f"{told}; XLA has the last word: {compiling}"
+    else:
+        yield "memory", f"{told}; compiled: what XLA sets aside, and the plan's overhead"
+    if not found.winner.fits_surely:
+        yield "margin", f"less than {MARGIN:.0%}, so only compiling can tell whether the winner fits: {compiling}"
+    for choice in found.refused[:TOLD]:
+        over = choice.bytes_per_gpu - have
+        yield (
+            "refused",
+            f"{choice.candidate}: {choice.known_by}, it takes {choice.bytes_per_gpu / GIB:.1f} GiB, {over / GIB:.1f} "
+            f"too much (predicted {choice.memory.total / GIB:.1f})",
+        )
+    if more := len(found.refused[TOLD:]):
+        yield "", f"and {more} more"
 
 
-def _header(found: Found, name: str, out: Path) -> str:
+def _header(found: Found, name: str, out: Path, gpu: str) -> str:
     """The comment that opens the winner's config."""
-    winner = found.winner
+    winner, have = found.winner, found.cluster.gpu.memory_bytes
     predicted = (
         f"{winner.seconds:.3g} s per step, {winner.tokens_per_second_per_gpu:,.0f} tokens/s per GPU, MFU "
-        f"{winner.estimate.mfu:.1%}, {_bytes(winner) / GIB:.1f} of {found.gpu.memory_bytes / GIB:.1f} GiB"
+        f"{winner.estimate.mfu:.1%}, {winner.memory.total / GIB:.1f} of {have / GIB:.1f} GiB"
     )
-    reasons = [("predicted", predicted), *_reasons(found)]
+    if winner.compiled is not None:
+        predicted += f", compiled {winner.bytes_per_gpu / GIB:.1f}"
+    on = f"--gpu {gpu} --gpus-per-node {found.cluster.gpus_per_node}"
+    reasons = [("predicted", predicted), *_reasons(found, f"meshwright plan {out} {on} --compile")]
     if found.best[1:]:
         second = found.best[1]
-        mesh = " x ".join(f"{axis} {size}" for axis, size in second.candidate.mesh.items())
-        reasons.append(("next best", f"{mesh}, {second.seconds:.3g} s"))
+        reasons.append(("next best", f"{second.candidate}: {second.seconds:.3g} s"))
     wrapped = (
         textwrap.wrap(f"{label:<11}{text}", 117, subsequent_indent=" " * 11, break_long_words=False)
         for label, text in reasons

@@ -9,8 +9,10 @@ import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from importlib import import_module
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,14 +23,18 @@ from sharding.pipeline.makers import SCHEDULES
 from tests.trainer.planner.arrangements import TINY
 from trainer.cli import app
 from trainer.config import Config
+from trainer.config_auto import SEARCHED, fixed_by
 from trainer.errors import ConfigError
-from trainer.planner import Arrangement, Estimate, Gpu, estimate, load, plan
-from trainer.planner.candidates import THRIFT, Candidate, Space, divisors, fixed_by
+from trainer.planner import Arrangement, Estimate, Gpu, compiled, estimate, load, plan, search, show_search
+from trainer.planner.candidates import THRIFT, Candidate, Space, divisors
 from trainer.planner.flow import lockstep
 from trainer.planner.links import Cluster
-from trainer.planner.search import at_least, ranked, search
+from trainer.planner.ranking import Ranked, at_least
+
+searching = import_module("trainer.planner.search")  # of which the function has the name too
 
 GPUS, GPUS_PER_NODE = 4, 2
+FOLDER = Path(__file__).parents[3] / "trainer/planner/gpus"
 BATCH = {"global": 4, "sequence": 64}
 ODD: dict[str, Any] = {**TINY, "model": {**TINY["model"], "layers": 5}, "batch": BATCH}
 """Layers that no number of stages divides, and few micro-batches."""
@@ -90,7 +96,7 @@ def test_nothing_that_fits_is_faster(every: list[Estimate], part: float) -> None
             mesh = mesh_of(made)
             fastest[mesh] = min(fastest.get(mesh, math.inf), made.seconds.total)
     found: dict[Mesh, float] = {}
-    choices = list(ranked(Space(Config.from_dict(ODD), GPUS), Cluster(small(limit / 2**20), GPUS_PER_NODE)))
+    choices = list(Ranked(Space(Config.from_dict(ODD), GPUS), Cluster(small(limit / 2**20), GPUS_PER_NODE)))
     for choice in choices:
         found.setdefault(mesh_of(choice.estimate), choice.seconds)
     assert found == pytest.approx(fastest)
@@ -124,9 +130,58 @@ FIXED: list[tuple[dict[str, Any], Callable[[Candidate], bool]]] = [
 def test_what_is_fixed_stays(settings: dict[str, Any], kept: Callable[[Candidate], bool]) -> None:
     config = Config.from_dict(ODD, settings)
     space = Space(config, GPUS, fixed_by(config, [tuple(key.split(".")) for key in settings]))
-    choices = list(ranked(space, Cluster(load("h100"), GPUS_PER_NODE)))
+    choices = list(Ranked(space, Cluster(load("h100"), GPUS_PER_NODE)))
     assert choices
     assert all(kept(choice.candidate) for choice in choices)
+
+
+GROWS = 1.25
+"""What the compiler of these tests makes of a plan."""
+
+
+@pytest.fixture
+def compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """XLA that is there, takes no time and sets aside more than was planned."""
+
+    def compile_step(config: Config, gpu: Gpu, gpus_per_node: int) -> SimpleNamespace:
+        planned = estimate(Arrangement.of(config), gpu, gpus_per_node).bytes_per_gpu
+        return SimpleNamespace(total=GROWS * (planned - gpu.reserved_bytes))
+
+    monkeypatch.setattr(searching, "compile_step", compile_step)
+    for module in (searching, show_search):
+        monkeypatch.setattr(module, "check_installed", lambda: None)
+
+
+@pytest.mark.parametrize("part", [0.05, 0.1])
+def test_nothing_that_compiles_to_fit_is_faster(
+    every: list[Estimate], part: float, compiles: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is refused gives its place to the next, and that may be itself with less kept."""
+    monkeypatch.setattr(searching, "TRACED", 0)
+    needed = sorted(made.bytes_per_gpu for made in every)
+    limit = needed[int(part * (len(needed) - 1))]
+    fastest = min(made.seconds.total for made in every if GROWS * made.bytes_per_gpu <= limit)
+    said: list[str] = []
+    found = search(Config.from_dict(ODD), small(limit / 2**20), GPUS, GPUS_PER_NODE, top=2, compiled=1, say=said.append)
+    assert found.winner.seconds == pytest.approx(fastest)
+    assert found.winner.known_by == "compiled"
+    assert found.best[1].known_by == "closed forms"
+    assert found.refused
+    assert all(choice.bytes_per_gpu > limit for choice in found.refused)
+    assert len(said) == len(found.refused) + 1
+
+
+@pytest.mark.parametrize(("spare", "sure"), [(1.05, False), (1.08, True)])
+def test_a_margin_that_is_too_small_is_told(spare: float, sure: bool) -> None:
+    config = Config.from_dict(ODD, {"mesh.data": 4})
+    made = estimate(Arrangement.of(config), small(1), GPUS_PER_NODE)
+    fixed = frozenset(key for key in SEARCHED if key.startswith(("mesh", "zero", "recompute")))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(searching, "TRACED", 0)
+        found = search(config, small(spare * made.bytes_per_gpu / 2**20), GPUS, GPUS_PER_NODE, 1, fixed)
+    assert found.winner.candidate.data == 4
+    assert found.winner.bytes_per_gpu == pytest.approx(made.bytes_per_gpu)
+    assert found.winner.fits_surely is sure
 
 
 def run(*args: str) -> Result:
@@ -169,10 +224,44 @@ def test_people_are_told_what_was_found_and_why(config: Path) -> None:
     assert len(re.findall(r"^ +(?:\d+ +){5}", result.stdout, re.MULTILINE)) == 2  # meshes, and their ZeRO stages
 
 
+def test_what_compiles_not_to_fit_is_told(
+    config: Path, tmp_path: Path, compiles: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of the memory that is planned for the winner, and not all that it is compiled to."""
+    args = [str(config), "mesh={data: 4}", "--gpus", "4", "--top", "1"]
+    winner = json.loads(run(*args, "--json").stdout)["best"][0]
+    assert (winner["known_by"], winner["compiled_bytes"]) == ("traced", None)
+    gpu = tmp_path / "gpu.yaml"
+    described = yaml.safe_load((FOLDER / "h100.yaml").read_text())
+    memory = 1.001 * (winner["bytes_per_gpu"] - winner["overhead_bytes"])
+    gpu.write_text(yaml.safe_dump(described | {"memory_bytes": memory, "reserved_bytes": 0}))
+    out = tmp_path / "found.yaml"
+    at_first = run(*args, "--gpu", str(gpu))
+    assert re.search(
+        r"margin +less than 6%, so only compiling can tell .* the same command with --compile 1", at_first.stdout
+    )
+    result = run(*args, "--gpu", str(gpu), "--compile", "1", "--out", str(out))
+    assert result.exit_code == 0, result.output
+    assert re.search(r"refused +data 4, .* compiled, it takes .* too much \(predicted ", result.stdout)
+    assert " compiled " in result.stdout
+    assert "margin" not in result.stdout
+    assert "compiling data 4, " in result.stderr
+    assert "# refused" in out.read_text()
+
+
+def test_what_compiling_needs_is_said_at_once(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "_version", {}.get)
+    monkeypatch.setattr(searching, "Ranked", None)
+    result = run(str(config), "--gpus", "4", "--compile", "2")
+    assert result.exit_code == 2
+    assert "--compile needs jax-cuda13-plugin, " in result.stderr
+    assert ": pip install " in result.stderr
+
+
 def test_the_best_of_1024_gpus_is_found_in_time() -> None:
     """A minute is for all of the search; its ranking is the part that grows."""
     start = time.perf_counter()
-    best = next(ranked(Space(Config.from_dict(GPT3), 1024), Cluster(load("h100"), 8)))
+    best = next(Ranked(Space(Config.from_dict(GPT3), 1024), Cluster(load("h100"), 8)))
     assert best.estimate.fits
     assert time.perf_counter() - start < 30
 
@@ -199,6 +288,6 @@ def test_what_is_too_large_is_told_what_would_help() -> None:
     message = str(error.value)
     assert "nothing fits on 16 x a100" in message
     assert "GiB of each" in message
-    gpus = int(message.partition("--gpus ")[2].partition(";")[0])
+    gpus = int(message.partition("would fit: ")[2].partition(" GPUs")[0])
     assert gpus in (32, 64, 128, 256)
-    assert next(ranked(Space(config, gpus, frozenset({"zero.stage"})), Cluster(load("a100"), 8)))
+    assert next(Ranked(Space(config, gpus, frozenset({"zero.stage"})), Cluster(load("a100"), 8)))
