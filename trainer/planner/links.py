@@ -6,9 +6,14 @@ else happens; what hides them is not known here.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from trainer.planner.gpu import Gpu
+from trainer.wire import Kind
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,12 @@ class Group:
         """Seconds of sending to a neighbour, all at once."""
         return 0.0 if self.size == 1 else num_bytes / self.bandwidth + self.latency / (self.size - 1)
 
+    def seconds(self, kind: Kind, num_bytes: float) -> float:
+        """Seconds of a collective whose payload, as `trainer.wire.Transfer` counts it, is so many bytes."""
+        if kind == "permute":
+            return self.send(num_bytes)
+        return self.all_reduce(num_bytes) if kind == "all_reduce" else self.gather(num_bytes)
+
 
 @dataclass(frozen=True)
 class Cluster:
@@ -42,6 +53,13 @@ class Cluster:
 
     gpu: Gpu
     gpus_per_node: int
+
+    def along(self, axes: Sequence[str], mesh: Mapping[str, int]) -> Group:
+        """The devices that exchange over some axes of a mesh, whose sizes are given outermost first."""
+        devices = np.arange(math.prod(mesh.values())).reshape(tuple(mesh.values()))
+        members = devices[tuple(slice(None) if axis in axes else 0 for axis in mesh)].ravel()
+        near = int((members < self.gpus_per_node).sum())
+        return self.group(len(members), max(1, self.gpus_per_node // near))
 
     def group(self, size: int, stride: int) -> Group:
         """`size` devices, each `stride` after the one before, as all such groups of the cluster exchange at once."""
