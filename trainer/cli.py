@@ -194,6 +194,9 @@ def plan(
             "--published", metavar="FILE.csv", exists=True, dir_okay=False, help="Predict these runs of others instead."
         ),
     ] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write it too, as one page with pictures.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="For programs instead of people.")] = False,
 ) -> None:
     """Plan a run on GPUs that are not there: does it fit, what is sent, how long it takes.
@@ -202,6 +205,8 @@ def plan(
     """
     if (config is None) == (published is None):
         raise ConfigError("give a CONFIG to plan, or --published FILE.csv with runs to predict")
+    if published is not None and html is not None:
+        raise ConfigError("--html is a page on a CONFIG; leave it out with --published")
     if published is not None:
         from trainer.planner.show_published import show_published
 
@@ -211,7 +216,17 @@ def plan(
         from trainer.planner.show_plan import show_plan
 
         at = storage and storage * 1e9
-        show_plan(loaded, gpu or "h100", gpus, gpus_per_node, tokens=tokens, storage=at, json=json, compiled=compiled)
+        show_plan(
+            loaded,
+            gpu or "h100",
+            gpus,
+            gpus_per_node,
+            tokens=tokens,
+            storage=at,
+            json=json,
+            compiled=compiled,
+            html=html,
+        )
 
 
 @app.command(cls=Command)

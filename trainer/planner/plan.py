@@ -103,6 +103,12 @@ class Plan:
     def gpu_hours(self, tokens: float) -> float:
         return tokens / self.tokens_per_second_per_gpu / HOUR
 
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        from trainer.planner.report import fragment  # which knows plans
+
+        return fragment(self)
+
 
 def plan(config: Config, gpu: str = "h100", gpus: int | None = None, gpus_per_node: int = 8) -> Plan:
     """The plan for `gpus` of a kind (`trainer.planner.KINDS`, or the path of a file that describes one).

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json as json_format
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -57,26 +58,39 @@ def show_plan(
     storage: float | None = None,
     json: bool = False,
     compiled: bool = False,
+    html: Path | None = None,
 ) -> None:
     """Prints `plan(...)`; with `tokens`, also what training on so many takes; with `compiled`, what XLA sets aside.
 
     With `storage`, bytes/s that the file system takes in from all GPUs together, how long a checkpoint takes to save.
+    All of it is written to `html` as a page, too, where that is given.
 
     Raises:
-        ConfigError: see `trainer.planner.plan.plan` and `trainer.planner.compiled.absent_gpus`.
+        ConfigError: see `trainer.planner.plan.plan` and `trainer.planner.compiled.absent_gpus`; or `html` cannot be
+            written.
     """
+    from trainer.planner import report  # takes its words from here
+
+    if html is not None:
+        report.check_writable(html)
     if compiled:
         check_installed()
         jax.config.update("jax_platforms", "cpu")  # or jax would look for a driver
     made = plan(config, gpu, gpus, gpus_per_node)
-    step = compile_step(on(config, gpus)[0], load(gpu), gpus_per_node) if compiled else None
+    laid_out, kind = on(config, gpus)[0], load(gpu)
+    found = compared(made, compile_step(laid_out, kind, gpus_per_node)) if compiled else None
+    if html is not None:
+        beside = compiled_tables(found | {"seconds": {}}) if found else []  # a page has no clock
+        report.write(html, report.page(made, laid_out, kind, tokens=tokens, storage=storage, compiled=beside))
     if json:
-        tree = as_dict(made, tokens, storage) | ({"compiled": compared(made, step)} if step else {})
+        tree = as_dict(made, tokens, storage) | ({"compiled": found} if found else {})
         print(json_format.dumps(tree, indent=2))
-    else:
-        tables = [_summary(made, tokens, storage), _memory(made), _seconds(made), _wire(made)]
-        for table in [*tables, *(compiled_tables(compared(made, step)) if step else [])]:
-            wide_console().print(table)
+        return
+    tables = [_summary(made, tokens, storage), _memory(made), _seconds(made), _wire(made)]
+    for table in [*tables, *(compiled_tables(found) if found else [])]:
+        wide_console().print(table)
+    if html is not None:
+        wide_console().print(f"written to {html}", highlight=False, markup=False, soft_wrap=True)
 
 
 def as_dict(made: Plan, tokens: float | None = None, storage: float | None = None) -> dict[str, Any]:

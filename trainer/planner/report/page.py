@@ -1,0 +1,179 @@
+"""Puts a plan, and what belongs to it, into the templates of this folder.
+
+Reads facts and lays them out; none is made here.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from rich.table import Table
+from rich.text import Text
+
+from sharding.mesh import PIPELINE
+from trainer import timeline
+from trainer.config import Config
+from trainer.errors import ConfigError
+from trainer.picture import COLOURS, Picture
+from trainer.pipeline import make_schedule
+from trainer.planner.arrangement import Arrangement
+from trainer.planner.gpu import Gpu
+from trainer.planner.plan import Plan
+from trainer.planner.report import alternatives, bars, nodes, numbers, roofline, words
+from trainer.units import binary
+
+LINKS = {"nvlink": "NVLink", "network": "network"}
+ROOM = 1.03
+"""The scale of memory's bars, in what the fullest stage needs or a GPU has."""
+STEADY_TICKS = 2
+"""That the timeline shows at either end besides those in which stages fill up, or empty."""
+
+
+def page(
+    made: Plan,
+    config: Config,
+    gpu: Gpu,
+    *,
+    tokens: float | None = None,
+    storage: float | None = None,
+    compiled: Sequence[Table] = (),
+) -> str:
+    """A whole page on the plan of `config`, no mesh axis of which is -1, on GPUs of the kind `gpu`.
+
+    Args:
+        tokens: that are trained on; for days and GPU-hours.
+        storage: bytes/s that a checkpoint is saved at.
+        compiled: what XLA makes of the step (`trainer.planner.show_compiled`).
+    """
+    return _render(
+        "page.html",
+        _of_plan(made, config.run.name, tokens, storage)
+        | _of_config(made, config, gpu)
+        | {"compiled": [_plain(table) for table in compiled]},
+    )
+
+
+def fragment(made: Plan) -> str:
+    """What the plan alone tells, for a notebook; its styles are for nothing else on the page."""
+    return _render("fragment.html", _of_plan(made, "The config", None, None) | {"compiled": []})
+
+
+def check_writable(path: Path) -> None:
+    """Whether `write` can write there, as far as can be known before the work is done; leaves no file.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    place = path if path.exists() else path.parent
+    if path.is_dir() or not place.exists() or not os.access(place, os.W_OK):
+        raise ConfigError(_refusal(path, "no such folder" if not place.exists() else "is a folder, or not yours"))
+
+
+def write(path: Path, text: str) -> None:
+    """Writes a page.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(_refusal(path, error.strerror)) from None
+
+
+def _refusal(path: Path, why: str | None) -> str:
+    return f"--html {path} cannot be written ({why}); name a file in a folder that is there"
+
+
+@cache
+def _templates() -> Environment:
+    environment = Environment(
+        loader=PackageLoader(__package__.rpartition(".")[0], "report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {write.__name__: write for write in (*numbers.ALL, binary)}
+    environment.filters |= {"image": _image, "link": LINKS.__getitem__}
+    return environment
+
+
+def _render(template: str, context: dict[str, Any]) -> str:
+    return _templates().get_template(template).render(context, colours=COLOURS)
+
+
+def _image(picture: Picture) -> str:
+    """The picture as the address of an image: so its styles do not reach the page, nor the page's reach it."""
+    return "data:image/svg+xml;base64," + base64.b64encode(picture.svg().encode()).decode()
+
+
+def _of_plan(made: Plan, name: str, tokens: float | None, storage: float | None) -> dict[str, Any]:
+    """What a plan tells by itself."""
+    scale = ROOM * max(made.memory.total, made.memory_bytes)
+    return {
+        "name": name,
+        "plan": made,
+        "verdict": words.verdict(name, made),
+        "facts": words.facts(made, tokens, storage),
+        "stages": [bars.stack(asdict(stage), words.MEMORY, bars.MEMORY, scale) for stage in made.stages],
+        "limit": 100 * made.memory_bytes / scale,
+        "seconds": bars.stack(asdict(made.seconds), words.SECONDS, bars.SECONDS, made.seconds.total),
+        "axes": nodes.axes(made.mesh, made.gpus_per_node),
+        "nodes": nodes.picture(made.mesh, made.gpus_per_node),
+        "timeline": None,
+        "roofline": None,
+        "alternatives": None,
+    }
+
+
+def _of_config(made: Plan, config: Config, gpu: Gpu) -> dict[str, Any]:
+    """What takes the config and the GPU to tell, besides the plan."""
+    arrangement = Arrangement.of(config)
+    reached, peak = (roof(gpu, arrangement.itemsize) for roof in (roofline.reached, roofline.peak))
+    parts = roofline.parts(arrangement, gpu, made.gpus_per_node)
+    return {
+        "timeline": _timeline(config),
+        "roofline": {
+            "reached": reached,
+            "peak": peak,
+            "parts": parts,
+            "picture": roofline.picture(parts, reached, peak),
+        },
+        "alternatives": {
+            "micro_batches": alternatives.micro_batches(config, gpu, made.gpus_per_node),
+            "meshes": alternatives.meshes(config, gpu, made.gpus_per_node),
+        },
+    }
+
+
+def _timeline(config: Config) -> Picture | None:
+    """Of pipeline stages, where there are several."""
+    if config.mesh.sizes[PIPELINE] == 1:
+        return None
+    schedule = make_schedule(config, config.mesh.sizes)
+    first, *_ = schedule.phases
+    return timeline.picture(schedule, first.stop + STEADY_TICKS)
+
+
+def _plain(table: Table) -> dict[str, Any]:
+    """A table for the terminal as texts; and which of its columns are numbers."""
+    columns = [[_text(cell) for cell in column.cells] for column in table.columns]
+    return {
+        "title": _text(table.title or "").rstrip(": "),
+        "caption": _text(table.caption or ""),
+        "headings": [_text(column.header) for column in table.columns],
+        "numbers": [column.justify == "right" for column in table.columns],
+        "rows": list(zip(*columns, strict=True)),
+    }
+
+
+def _text(cell: Any) -> str:
+    return cell.plain if isinstance(cell, Text) else Text.from_markup(str(cell)).plain
