@@ -240,6 +240,10 @@ def search(
     ] = "h100",
     gpus_per_node: Annotated[int, typer.Option("--gpus-per-node", metavar="N", min=1, help="That NVLink joins.")] = 8,
     top: Annotated[int, typer.Option("--top", metavar="N", min=1, help="How many meshes to show.")] = 10,
+    compiled: Annotated[
+        int | None,
+        typer.Option("--compile", metavar="K", min=1, help="Let XLA compile the best K; needs the extra `plan`."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="For programs instead of people.")] = False,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Write the config with the fastest layout.")
@@ -255,10 +259,6 @@ def search(
 
     show_search(config, overrides or (), gpu, gpus, gpus_per_node, top=top, compiled=compiled or 0, json=json, out=out)
 
-    compiled: Annotated[
-        int | None,
-        typer.Option("--compile", metavar="K", min=1, help="Let XLA compile the best K; needs the extra `plan`."),
-    ] = None,
 
 @app.command(cls=Command)
 def doctor() -> None:
