@@ -7,6 +7,7 @@ reads nor writes there, and a plain index that does not fit is silently moved.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any, NamedTuple
 
 import jax
@@ -31,16 +32,35 @@ class Span(NamedTuple):
     """Whether it may go beyond the end."""
 
 
-def load(ref: Any, *index: Any) -> jax.Array:
-    """The block at `index`, a Span or a number for each dim; 0 beyond the end of what is guarded."""
-    block, mask = _block(ref, index)
-    return plt.load(block, mask=mask, other=None if mask is None else jnp.zeros((), ref.dtype))
+class Memory:
+    """An array that a kernel reads or writes, by blocks: at a Span or a number for each dim."""
 
+    def __init__(self, ref: Any) -> None:
+        self.ref = ref
 
-def store(ref: Any, value: jax.Array, *index: Any) -> None:
-    """Writes a block, in the dtype of `ref`; nothing beyond the end of what is guarded."""
-    block, mask = _block(ref, index)
-    plt.store(block, value.astype(ref.dtype), mask=mask)
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.ref.shape
+
+    def zeros(self, *shape: int) -> jax.Array:
+        """float32, to add up what is computed from this array."""
+        return jnp.zeros(shape, jnp.float32)
+
+    def number(self, *place: Any) -> jax.Array:
+        """One element."""
+        return self.ref[place]
+
+    def load(self, *index: Any) -> jax.Array:
+        """The block at `index`, 0 beyond the end of what is guarded."""
+        mask = _inside(self.shape, index)
+        return plt.load(self._at(index), mask=mask, other=None if mask is None else jnp.zeros((), self.ref.dtype))
+
+    def store(self, value: jax.Array, *index: Any) -> None:
+        """Writes a block, in the dtype of the array; nothing beyond the end of what is guarded."""
+        plt.store(self._at(index), value.astype(self.ref.dtype), mask=_inside(self.shape, index))
+
+    def _at(self, index: Sequence[Any]) -> Any:
+        return self.ref.at[tuple(pl.ds(part.start, part.size) if isinstance(part, Span) else part for part in index)]
 
 
 def dot(a: jax.Array, b: jax.Array, *, trans_b: bool = False) -> jax.Array:
@@ -49,12 +69,13 @@ def dot(a: jax.Array, b: jax.Array, *, trans_b: bool = False) -> jax.Array:
     return plt.dot(a, b, trans_b=trans_b, precision=precision)
 
 
-def _block(ref: Any, index: Sequence[Any]) -> tuple[Any, Any]:
-    spans = [(dim, part) for dim, part in enumerate(index) if isinstance(part, Span)]
-    shape = tuple(span.size for _, span in spans)
-    mask = None
-    for place, (dim, span) in enumerate(spans):
-        if span.guarded:
-            inside = span.start + lax.broadcasted_iota(jnp.int32, shape, place) < ref.shape[dim]
-            mask = inside if mask is None else mask & inside
-    return ref.at[tuple(pl.ds(part.start, part.size) if isinstance(part, Span) else part for part in index)], mask
+def _inside(shape: Sequence[int], index: Sequence[Any]) -> jax.Array | None:
+    """Which elements of a block are there; None where none is guarded."""
+    spans = [(part, size) for part, size in zip(index, shape, strict=True) if isinstance(part, Span)]
+    block = tuple(span.size for span, _ in spans)
+    masks = [
+        span.start + lax.broadcasted_iota(jnp.int32, block, dim) < size
+        for dim, (span, size) in enumerate(spans)
+        if span.guarded
+    ]
+    return reduce(jnp.logical_and, masks) if masks else None

@@ -20,7 +20,7 @@ from pallas_kernels.flash.cost import cost, size
 from pallas_kernels.flash.live_tiles import live_tiles
 from pallas_kernels.flash.scores import Scores, columns, keys, padded, queries, scores, walk
 from pallas_kernels.flash.spec import Arrays, Spec
-from pallas_kernels.triton import Span
+from pallas_kernels.triton import Memory, Span
 
 
 def backward(
@@ -59,26 +59,26 @@ def _d_queries(spec: Spec, arrays: Arrays, lse: jax.Array, delta: jax.Array, d_o
     return d_q
 
 
-def _d_queries_kernel(spec: Spec, refs: of.Operands, d_queries_ref: Any) -> None:
+def _d_queries_kernel(spec: Spec, number: jax.Array, refs: of.Operands, d_queries_ref: Memory) -> None:
     tile = spec.tiles.d_queries
-    rows = Span(pl.program_id(0) * tile.queries, tile.queries, True)
+    rows = Span(number * tile.queries, tile.queries, True)
     block = queries(refs, rows)
-    d_out = triton.load(refs.d_out, rows, columns(refs.d_out))
-    lse, delta = triton.load(refs.lse, rows), triton.load(refs.delta, rows)
-    slope = None if refs.slopes is None else refs.slopes[...]
+    d_out = refs.d_out.load(rows, columns(refs.d_out))
+    lse, delta = refs.lse.load(rows), refs.delta.load(rows)
+    slope = None if refs.slopes is None else refs.slopes.number()
 
     def body(masked: bool, j: jax.Array, d_queries: jax.Array) -> jax.Array:
         span = Span(j * tile.keys, tile.keys, masked)
         others = keys(refs, span)
         tile_scores = scores(spec, block, others, slope, 1, masked)
-        values = triton.load(refs.values, span, columns(refs.values))
+        values = refs.values.load(span, columns(refs.values))
         weights = _weights(tile_scores, lse[:, None])
         d_weights = triton.dot(d_out, values, trans_b=True)
         d_products = weights * (d_weights - delta[:, None]) * tile_scores.slope
         return d_queries + triton.dot(d_products.astype(others.rows.dtype), others.rows)
 
-    start = jnp.zeros((tile.queries, padded(d_queries_ref.shape[-1])), jnp.float32)
-    triton.store(d_queries_ref, walk(refs, body, start), rows, columns(d_queries_ref))
+    start = refs.queries.zeros(tile.queries, padded(d_queries_ref.shape[-1]))
+    d_queries_ref.store(walk(refs, body, start), rows, columns(d_queries_ref))
 
 
 def _d_keys(
@@ -110,20 +110,22 @@ def _d_keys(
     return d_k, d_v
 
 
-def _d_keys_kernel(spec: Spec, sharing: int, refs: of.Operands, d_keys_ref: Any, d_values_ref: Any) -> None:
+def _d_keys_kernel(
+    spec: Spec, sharing: int, number: jax.Array, refs: of.Operands, d_keys_ref: Memory, d_values_ref: Memory
+) -> None:
     tile = spec.tiles.d_keys
-    rows = Span(pl.program_id(0) * tile.keys, tile.keys, True)
-    block, values = keys(refs, rows), triton.load(refs.values, rows, columns(refs.values))
+    rows = Span(number * tile.keys, tile.keys, True)
+    block, values = keys(refs, rows), refs.values.load(rows, columns(refs.values))
 
     def of_one_head(head: Any, gradients: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        slope = None if refs.slopes is None else refs.slopes[head]
+        slope = None if refs.slopes is None else refs.slopes.number(head)
 
         def body(masked: bool, j: jax.Array, done: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
             span = Span(j * tile.queries, tile.queries, masked)
             others = queries(refs, span, head)
             tile_scores = scores(spec, block, others, slope, -1, masked)
-            d_out = triton.load(refs.d_out, span, head, columns(refs.d_out))
-            lse, delta = triton.load(refs.lse, head, span), triton.load(refs.delta, head, span)
+            d_out = refs.d_out.load(span, head, columns(refs.d_out))
+            lse, delta = refs.lse.load(head, span), refs.delta.load(head, span)
             weights = _weights(tile_scores, lse[None, :])
             d_weights = triton.dot(values, d_out, trans_b=True)
             d_products = weights * (d_weights - delta[None, :]) * tile_scores.slope
@@ -135,10 +137,10 @@ def _d_keys_kernel(spec: Spec, sharing: int, refs: of.Operands, d_keys_ref: Any,
 
         return walk(refs, body, gradients)
 
-    start = jnp.zeros((tile.keys, padded(d_keys_ref.shape[-1])), jnp.float32)
+    start = refs.queries.zeros(tile.keys, padded(d_keys_ref.shape[-1]))
     d_keys, d_values = lax.fori_loop(0, sharing, of_one_head, (start, start))
-    triton.store(d_keys_ref, d_keys, rows, columns(d_keys_ref))
-    triton.store(d_values_ref, d_values, rows, columns(d_values_ref))
+    d_keys_ref.store(d_keys, rows, columns(d_keys_ref))
+    d_values_ref.store(d_values, rows, columns(d_values_ref))
 
 
 def _weights(tile_scores: Scores, lse: jax.Array) -> jax.Array:

@@ -6,7 +6,7 @@ The softmax is made on the way, so that scores never leave the program. Knows no
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from pallas_kernels.flash.cost import cost, size
 from pallas_kernels.flash.live_tiles import live_tiles
 from pallas_kernels.flash.scores import columns, keys, padded, queries, scores, walk
 from pallas_kernels.flash.spec import EMPTY, Arrays, Spec
-from pallas_kernels.triton import Span
+from pallas_kernels.triton import Memory, Span
 
 
 class Softmax(NamedTuple):
@@ -56,11 +56,11 @@ def forward(spec: Spec, arrays: Arrays) -> tuple[jax.Array, jax.Array]:
     return out, lse
 
 
-def _kernel(spec: Spec, refs: of.Operands, out_ref: Any, lse_ref: Any) -> None:
+def _kernel(spec: Spec, number: jax.Array, refs: of.Operands, out_ref: Memory, lse_ref: Memory) -> None:
     tile = spec.tiles.forward
-    rows = Span(pl.program_id(0) * tile.queries, tile.queries, True)
+    rows = Span(number * tile.queries, tile.queries, True)
     block = queries(refs, rows)
-    slope = None if refs.slopes is None else refs.slopes[...]
+    slope = None if refs.slopes is None else refs.slopes.number()
 
     def body(masked: bool, j: jax.Array, done: Softmax) -> Softmax:
         span = Span(j * tile.keys, tile.keys, masked)
@@ -72,16 +72,16 @@ def _kernel(spec: Spec, refs: of.Operands, out_ref: Any, lse_ref: Any) -> None:
         if seen is not None:
             weights = jnp.where(seen, weights, 0)  # of a query that sees none of these and none before
         fading = jnp.exp(done.highest - highest)
-        values = triton.load(refs.values, span, columns(refs.values))
+        values = refs.values.load(span, columns(refs.values))
         out = done.out * fading[:, None] + triton.dot(weights.astype(values.dtype), values)
         return Softmax(highest, done.total * fading + jnp.sum(weights, axis=1), out)
 
     start = Softmax(
-        jnp.full((tile.queries,), EMPTY, jnp.float32),
-        jnp.zeros((tile.queries,), jnp.float32),
-        jnp.zeros((tile.queries, padded(out_ref.shape[-1])), jnp.float32),
+        refs.queries.zeros(tile.queries) + EMPTY,
+        refs.queries.zeros(tile.queries),
+        refs.queries.zeros(tile.queries, padded(out_ref.shape[-1])),
     )
     highest, total, out = walk(refs, body, start)
     divisor = jnp.where(total == 0, 1, total)
-    triton.store(out_ref, out / divisor[:, None], rows, columns(out_ref))
-    triton.store(lse_ref, jnp.where(total == 0, EMPTY, highest + jnp.log(divisor)), rows)
+    out_ref.store(out / divisor[:, None], rows, columns(out_ref))
+    lse_ref.store(jnp.where(total == 0, EMPTY, highest + jnp.log(divisor)), rows)

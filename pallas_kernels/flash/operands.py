@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.experimental import pallas as pl
 
-from pallas_kernels import triton
+from pallas_kernels import plain, triton
 from pallas_kernels.flash.spec import Tile
 
 
@@ -32,7 +32,7 @@ class Operand:
 
 
 class Operands(NamedTuple):
-    """In a kernel, their references."""
+    """In a kernel, as `triton.Memory`."""
 
     table: Any
     """[4], of this block of rows."""
@@ -103,16 +103,23 @@ def run(
     cost: pl.CostEstimate,
     interpret: bool,
 ) -> list[jax.Array]:
-    """Runs `kernel(refs, *result refs)` over the grid.
+    """Runs `kernel(block of rows, operands, *results)` over the grid, arrays as `triton.Memory`.
 
     Inside of a manual region results differ over the mesh axes that the queries differ over.
     """
-    varying: Any = jax.typeof(operands.queries.array).manual_axis_type
+    axes = plain.varying(operands.queries.array)
+    if interpret and axes:
+        return plain.run(kernel, grid, operands, results, axes)
+    manual: Any = jax.typeof(operands.queries.array).manual_axis_type
     types = [
-        jax.ShapeDtypeStruct(result.array.shape, result.array.dtype, manual_axis_type=varying) for result in results
+        jax.ShapeDtypeStruct(result.array.shape, result.array.dtype, manual_axis_type=manual) for result in results
     ]
+
+    def with_memory(*refs: Any) -> None:
+        kernel(pl.program_id(0), *jax.tree.map(triton.Memory, refs))
+
     call = pl.pallas_call(
-        kernel,
+        with_memory,
         out_shape=types,
         grid=grid,
         in_specs=[jax.tree.map(lambda operand: operand.spec, operands)],

@@ -12,7 +12,7 @@ from jax import lax
 from pallas_kernels import triton
 from pallas_kernels.flash.operands import Operands
 from pallas_kernels.flash.spec import Spec
-from pallas_kernels.triton import Span
+from pallas_kernels.triton import Memory, Span
 
 
 class Side(NamedTuple):
@@ -33,25 +33,25 @@ def padded(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
-def columns(ref: Any) -> Span:
-    """The head dim of a [.., K] reference."""
-    size = ref.shape[-1]
+def columns(array: Memory) -> Span:
+    """The head dim of [.., K]."""
+    size = array.shape[-1]
     return Span(0, padded(size), padded(size) != size)
 
 
 def queries(refs: Operands, rows: Span, *head: Any) -> Side:
-    """A block of queries, of one head of those that share a key head where the reference has them all."""
-    return _side(refs.queries, rows, refs.offset[0], refs.query_ids, head)
+    """A block of queries, of one head of those that share a key head where the array has them all."""
+    return _side(refs.queries, rows, refs.offset.number(0), refs.query_ids, head)
 
 
 def keys(refs: Operands, rows: Span) -> Side:
     return _side(refs.keys, rows, 0, refs.key_ids, ())
 
 
-def _side(ref: Any, rows: Span, first_place: Any, ids_ref: Any, head: tuple[Any, ...]) -> Side:
+def _side(array: Memory, rows: Span, first_place: Any, all_ids: Memory | None, head: tuple[Any, ...]) -> Side:
     index = rows.start + lax.broadcasted_iota(jnp.int32, (rows.size,), 0)
-    ids = None if ids_ref is None else triton.load(ids_ref, rows)
-    return Side(triton.load(ref, rows, *head, columns(ref)), first_place + index, index < ref.shape[0], ids)
+    ids = None if all_ids is None else all_ids.load(rows)
+    return Side(array.load(rows, *head, columns(array)), first_place + index, index < array.shape[0], ids)
 
 
 class Scores(NamedTuple):
@@ -94,7 +94,7 @@ def walk(refs: Operands, body: Callable[[bool, jax.Array, Any], Any], carry: Any
 
     One loop takes those before and after the whole ones, so that what masks is there once.
     """
-    first, full_first, full_end, end = (refs.table[i] for i in range(4))
+    first, full_first, full_end, end = (refs.table.number(i) for i in range(4))
     before = full_first - first
 
     def around(i: jax.Array, carry: Any) -> Any:
