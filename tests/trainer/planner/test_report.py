@@ -27,7 +27,6 @@ from trainer.planner.plan import on
 from trainer.planner.report import alternatives, fragment, nodes, numbers, page, roofline
 from trainer.planner.show_plan import show_plan
 from trainer.tables import make_table
-from trainer.trainer import Trainer
 from trainer.units import GIB
 
 ROOT = Path(__file__).parents[3]
@@ -37,16 +36,22 @@ TOO_LARGE = ("mesh={data: 8}", "recompute=none")
 ASKED: dict[str, tuple[str, tuple[str, ...]]] = {"bloom-176b": ("a100", ()), "llama3-8b": ("h100", TOO_LARGE)}
 
 
-def made_of(config: Config, gpu: str = "h100", **options: Any) -> tuple[Plan, str]:
-    """Its plan, and its page."""
+@cache
+def made(name: str) -> tuple[Plan, str]:
+    """A plan, and its page."""
+    gpu, overrides = ASKED[name]
+    config = Config.load(ROOT / "configs" / f"{name}.yaml", overrides)
     planned = plan(config, gpu)
-    return planned, page(planned, on(config, None)[0], load(gpu), **options)
+    return planned, page(planned, on(config, None)[0], load(gpu), tokens=366e9, storage=50e9)
 
 
 @cache
-def made(name: str) -> tuple[Plan, str]:
-    gpu, overrides = ASKED[name]
-    return made_of(Config.load(ROOT / "configs" / f"{name}.yaml", overrides), gpu, tokens=366e9, storage=50e9)
+def small() -> Plan:
+    return plan(tiny(*STAGES))
+
+
+def page_of_small(**options: Any) -> str:
+    return page(small(), tiny(*STAGES), load("h100"), **options)
 
 
 @dataclass
@@ -169,7 +174,7 @@ def test_every_stage_has_a_bar_as_long_as_what_it_needs(name: str) -> None:
 
 
 def test_the_fullest_stage_is_marked_where_stages_differ() -> None:
-    planned = plan(tiny(*STAGES))
+    planned = small()
     assert "(fullest)" not in fragment(planned)
     first = planned.stages[0]
     larger = replace(first, activations=2 * first.activations)
@@ -196,15 +201,10 @@ def test_tables_and_pictures_can_be_heard() -> None:
     assert all(read.alts)
 
 
-def test_the_same_plan_is_the_same_page() -> None:
-    first, second = (made_of(tiny(*STAGES))[1] for _ in range(2))
-    assert first == second
-
-
 def test_what_users_name_is_no_markup() -> None:
     hostile = '<script>alert("1")</script>'
     config, gpu = tiny(*STAGES), replace(load("h100"), name=hostile)
-    planned = replace(plan(config), gpu=hostile, fits=False, helps=[hostile], assumed=hostile)
+    planned = replace(small(), gpu=hostile, fits=False, helps=[hostile], assumed=hostile)
     for text in (page(planned, config, gpu), fragment(planned)):
         assert "<script" not in text
         assert text.count(escape(hostile).replace("&quot;", "&#34;")) >= 3
@@ -214,13 +214,13 @@ def test_what_users_name_is_no_markup() -> None:
 def test_tables_of_the_terminal_are_shown() -> None:
     table = make_table("Compiled by XLA: ", ["bytes"], ["GiB"])
     table.add_row("state\n[bold]twice[/]", "0.17")
-    _, text = made_of(tiny(*STAGES), compiled=[table])
+    text = page_of_small(compiled=[table])
     assert Page(text).table("bytes") == {"state\ntwice": ["0.17"]}
     assert "Compiled by XLA." in text
 
 
 def test_a_fragment_styles_nothing_else() -> None:
-    text = Trainer(tiny(*STAGES)).plan()._repr_html_()
+    text = small()._repr_html_()
     assert not Page(text).tags & {"html", "head", "body", "title", "meta", "script", "link"}
     style = re.findall(r"<style>(.*?)</style>", text, re.DOTALL)[0]
     rules = re.findall(r"([^{}]+)\{[^{}]*\}", re.sub(r"@media[^{]*\{", "", style))
@@ -297,11 +297,13 @@ def test_the_config_stands_among_its_alternatives() -> None:
     assert micros == [2, 4, 8, 16, 32, 64]
 
 
-def test_a_page_is_written_beside_what_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_same_plan_is_the_same_page_beside_what_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "plan.html"
     show_plan(tiny(*STAGES), "h100", None, 8, html=file)
     assert f"written to {file}" in capsys.readouterr().out
-    assert file.read_text(encoding="utf-8") == made_of(tiny(*STAGES))[1]
+    assert file.read_bytes() == page_of_small().encode()
 
 
 @pytest.mark.parametrize("place", ["none/plan.html", "."])
