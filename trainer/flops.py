@@ -1,26 +1,29 @@
 """FLOPs that a step really executes, counted from its traced program: every matmul by its shapes, as often as it runs.
 
-Recomputation is counted, as it is in the program; causal attention is counted whole, as the matmuls are. For the
-convention that speeds are printed by, see `trainer.metrics`. Knows nothing of models or of what a matmul is for.
+Recomputation is counted, as it is in the program; causal attention is counted whole, as the matmuls are. What a kernel
+of our own does inside is not seen: its runs are counted. For the convention that speeds are printed by, see
+`trainer.metrics`. Knows nothing of models or of what a matmul is for.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
-from trainer.trace import visits
+from trainer.trace import KERNEL, visits
 
-WITHOUT_RULE = ("conv_general_dilated", "pallas_call", "ragged_dot_general")
+WITHOUT_RULE = ("conv_general_dilated", "ragged_dot_general")
 """They multiply matrices too."""
 
 
 def flops(program: ClosedJaxpr, shares: Mapping[str, Fraction]) -> int:
-    """FLOPs of the matmuls in one run of `program` on a device; a multiplication and an addition are two.
+    """FLOPs of the matmuls in one run of `program` on a device, without those inside of kernels; a multiplication and
+    an addition are two.
 
     What the program computes and never uses is left out, as the compiler does. `shares` are those of the device's
     pipeline stage (`trainer.trace.Trace`).
@@ -39,6 +42,22 @@ def flops(program: ClosedJaxpr, shares: Mapping[str, Fraction]) -> int:
             total += times * _matmul(equation)
     assert total.denominator == 1, "part of a matmul: some share is wrong"
     return int(total)
+
+
+def kernels(program: ClosedJaxpr, shares: Mapping[str, Fraction]) -> Counter[str]:
+    """How often one run of `program` runs each Pallas kernel, by the kernel's name.
+
+    Raises:
+        NotImplementedError: how often is known only when the program runs.
+    """
+    runs: Counter[str] = Counter()
+    for equation, _, times in visits(program, shares):
+        if equation.primitive.name == KERNEL:
+            if times is None:
+                raise NotImplementedError("a kernel in a branch or loop: how often is known only when it runs")
+            assert times.denominator == 1, "part of a kernel: some share is wrong"
+            runs[equation.params["name"]] += int(times)
+    return runs
 
 
 def _matmul(equation: JaxprEqn) -> int:

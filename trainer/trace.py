@@ -19,6 +19,8 @@ from sharding.pipeline.executor import Pipeline
 from trainer.config import Config
 from trainer.program import Program
 
+KERNEL = "pallas_call"
+
 
 class Trace(NamedTuple):
     """One train step, and what its branches depend on."""
@@ -61,7 +63,8 @@ def used(program: ClosedJaxpr) -> Jaxpr:
 def visits(program: ClosedJaxpr, shares: Mapping[str, Fraction]) -> Iterator[Visit]:
     """Every equation that results depend on, those of loops, calls and branches included, as a stage runs them.
 
-    A branch counts as often as `shares` says by the name of its program.
+    A kernel is one equation: how often those inside of it run depends on its grid. A branch counts as often as `shares`
+    says by the name of its program.
     """
     return _visits(used(program), {}, Fraction(1), shares)
 
@@ -72,6 +75,8 @@ def _visits(
     for equation in jaxpr.eqns:
         yield Visit(equation, sizes, times)
         name, params = equation.primitive.name, equation.params
+        if name == KERNEL:
+            continue
         inner_sizes = dict(params["mesh"].shape) if name == "shard_map" else sizes
         for inner in within(equation):
             factor: Fraction | None = Fraction(1)

@@ -6,6 +6,7 @@ For GPUs that are not there XLA has them all inside of fusions, as kernels of it
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -13,8 +14,8 @@ from fractions import Fraction
 from trainer.planner.executed import Executed, executed
 from trainer.planner.hlo import Computation, HloError, Instruction, Module
 
-WITHOUT_RULE = ("convolution", "custom-call")
-"""They may multiply matrices too."""
+KERNEL = '"__gpu$xla.gpu.triton"'
+"""What calls a Pallas kernel."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Matmul:
 
 
 def matmuls(module: Module, shares: Mapping[str, Fraction]) -> Iterator[Matmul]:
-    """Every matmul that a device runs in a step.
+    """Every matmul that a device runs in a step, without those inside of Pallas kernels.
 
     Args:
         shares: see `trainer.planner.executed.executed`.
@@ -47,7 +48,7 @@ def matmuls(module: Module, shares: Mapping[str, Fraction]) -> Iterator[Matmul]:
     """
     for one in executed(module, shares):
         instruction = one.instruction
-        if instruction.opcode in WITHOUT_RULE:
+        if instruction.opcode == "convolution" or (instruction.opcode == "custom-call" and not _is_kernel(instruction)):
             raise HloError(f"no rule for the FLOPs of {instruction.name}, a {instruction.opcode}")
         if instruction.opcode != "dot":
             continue
@@ -57,6 +58,25 @@ def matmuls(module: Module, shares: Mapping[str, Fraction]) -> Iterator[Matmul]:
         contracted = math.prod(left.dims[dim] for dim in instruction.integers("lhs_contracting_dims"))
         flops = 2 * instruction.results[0].elements * contracted
         yield Matmul(one, flops, _padding(module, one, flops))
+
+
+def kernels(module: Module, shares: Mapping[str, Fraction]) -> Counter[str]:
+    """How often a device runs each Pallas kernel in a step, by the kernel's name.
+
+    Raises:
+        HloError: how often is known only when the program runs.
+    """
+    runs: Counter[str] = Counter()
+    for one in executed(module, shares):
+        if _is_kernel(one.instruction):
+            if one.times is None or one.times.denominator != 1:
+                raise HloError(f"{one.instruction.name} in a branch or loop: how often is known only when it runs")
+            runs[one.instruction.op_name.split("/")[-2]] += int(one.times)
+    return runs
+
+
+def _is_kernel(instruction: Instruction) -> bool:
+    return instruction.attributes.get("custom_call_target") == KERNEL
 
 
 def _padding(module: Module, one: Executed, flops: int) -> int:

@@ -277,7 +277,7 @@ def read(text: str) -> Module:
     Raises:
         HloError: something in it has a form that is not known here, or it is not scheduled.
     """
-    lines = iter(_COMMENT.sub("", text).splitlines())
+    lines = iter(_COMMENT.sub("", text.rstrip()).split("\n"))
     title = next(lines, "")
     if not title.startswith("HloModule ") or "is_scheduled=true" not in title:
         raise HloError(f"no scheduled program: {title[:80]!r}")

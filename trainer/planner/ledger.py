@@ -15,9 +15,10 @@ from fractions import Fraction
 from jax.extend.core import ClosedJaxpr
 
 from trainer.description import parameters
-from trainer.flops import flops
+from trainer.flops import flops, kernels
 from trainer.planner.comparison import REPEATED, Line, is_repeated
 from trainer.planner.compiled import CompiledStep
+from trainer.planner.compiled_flops import kernels as compiled_kernels
 from trainer.planner.compiled_flops import matmuls
 from trainer.planner.hlo import Array, Instruction, Module
 from trainer.planner.ledger_wire import WireLine, compare_wire
@@ -34,8 +35,8 @@ MASTER, MOMENTS, BATCH = "state.parameters", "state.optimizer", "batch"
 class Ledger:
     wire: list[WireLine]
     """Of the pipeline stage that sends most, or of one that is not explained."""
-    flops: Line
-    """Of the same."""
+    flops: list[Line]
+    """FLOPs of matmuls, and how often each kernel runs; of the same stage."""
     stages: int
     """That were compared: all that do not do the same."""
     held: list[Line]
@@ -43,7 +44,7 @@ class Ledger:
 
     @property
     def unexplained(self) -> list[Line]:
-        return [line for line in (*self.wire, self.flops, *self.held) if line.unexplained]
+        return [line for line in (*self.wire, *self.flops, *self.held) if line.unexplained]
 
 
 def compare(step: CompiledStep) -> Ledger:
@@ -55,9 +56,13 @@ def compare(step: CompiledStep) -> Ledger:
     program, mesh = step.trace.program, dict(step.program.mesh.shape)
     distinct = [dict(shares) for shares in {tuple(shares.items()): None for shares in step.trace.shares}]
     found = [
-        (compare_wire(program, step.module, mesh, shares), _flops(program, step.module, shares)) for shares in distinct
+        (
+            compare_wire(program, step.module, mesh, shares),
+            [_flops(program, step.module, shares), *_kernels(program, step.module, shares)],
+        )
+        for shares in distinct
     ]
-    odd = [(wire, flops) for wire, flops in found if any(line.unexplained for line in (*wire, flops))]
+    odd = [one for one in found if any(line.unexplained for lines in one for line in lines)]
     wire, flops = max(odd or found, key=lambda one: sum(line.traced for line in one[0]))
     arguments = list(step.module.entry.parameters.values())
     return Ledger(
@@ -85,6 +90,12 @@ def _flops(program: ClosedJaxpr, module: Module, shares: Mapping[str, Fraction])
     )
     line = line.with_cause(REPEATED, sum(matmul.times * matmul.flops for matmul in again))
     return line.with_cause(PADDED, sum(matmul.times * matmul.padding for matmul in once))
+
+
+def _kernels(program: ClosedJaxpr, module: Module, shares: Mapping[str, Fraction]) -> Iterator[Line]:
+    traced, compiled = kernels(program, shares), compiled_kernels(module, shares)
+    for name in sorted({*traced, *compiled}):
+        yield Line(name=f"runs of the kernel {name}", traced=traced[name], compiled=compiled[name])
 
 
 def _master(program: Program, arguments: Sequence[Instruction]) -> Line:

@@ -62,7 +62,7 @@ def _ledger(step: CompiledStep) -> dict[str, Any]:
 
 def _groups(ledger: Ledger) -> dict[str, list[dict[str, Any]]]:
     """Lines as plain data, each with what is unexplained of it."""
-    groups: dict[str, Sequence[Line]] = {"wire": ledger.wire, "flops": [ledger.flops], "bytes": ledger.held}
+    groups: dict[str, Sequence[Line]] = {"wire": ledger.wire, "flops": ledger.flops, "bytes": ledger.held}
     return {
         name: [dataclasses.asdict(line) | {"unexplained": line.unexplained} for line in lines]
         for name, lines in groups.items()
