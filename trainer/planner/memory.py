@@ -150,4 +150,4 @@ class _Parts:
             + kept.attention * block.attention
             + kept.ffn * block.ffn
         )
-        return (a.tokens * per_token + self.scores * kept.scores) * a.itemsize
+        return a.tokens * per_token * a.itemsize + self.scores * kept.score_bytes

@@ -30,8 +30,8 @@ class Kept:
     """Of attention's output."""
     ffn: float = 0
     """Of what each matrix makes that goes into the MLP."""
-    scores: float = 0
-    """Of the attention scores, where they are materialised."""
+    score_bytes: float = 0
+    """Bytes of each attention score, where they are materialised."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Practice:
     """Memory taken from the device for each byte in use, by fragmentation and what is cached."""
 
 
-_MEGATRON_NONE = Kept(region=5, qkv=1, attention=1, ffn=2, scores=2.5)  # s·b·h·(34 + 5·a·s/h) bytes, dropout and all
+_MEGATRON_NONE = Kept(region=5, qkv=1, attention=1, ffn=2, score_bytes=5)  # s·b·h·(34 + 5·a·s/h) bytes, dropout and all
 _TORCH = 1.18  # by BLOOM's sweep, of which the fullest run that there was room for still fits
 
 MEGATRON_2021 = Practice(
@@ -90,7 +90,7 @@ MEGATRON_2021 = Practice(
     score_bytes=9,  # softmax reads and writes 2, dropout likewise, and 1 for its mask
     kept={
         "none": _MEGATRON_NONE,
-        "selective": replace(_MEGATRON_NONE, scores=0),
+        "selective": replace(_MEGATRON_NONE, score_bytes=0),
         "full": Kept(region=1),
     },
     again={
@@ -122,7 +122,7 @@ MESHWRIGHT = Practice(
     score_bytes=14,  # float32: the matmul writes 2 more, softmax reads and writes 4, and 4 are read and cast
     scores_at_work=9,  # two float32 arrays and the mask, by XLA's buffers for an H100
     kept={
-        "none": Kept(region=2, whole=2, qkv=1, attention=2, ffn=1, scores=2),
+        "none": Kept(region=2, whole=2, qkv=1, attention=2, ffn=1, score_bytes=4),  # float32, whatever is computed in
         "selective": Kept(region=2, qkv=1, attention=1, ffn=1),
         "full": Kept(region=1),
     },
