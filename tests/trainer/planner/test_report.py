@@ -24,6 +24,7 @@ from trainer.planner import Plan, plan
 from trainer.planner.arrangement import Arrangement
 from trainer.planner.gpu import load
 from trainer.planner.plan import on
+from trainer.planner.practice import MEGATRON_CORE
 from trainer.planner.report import alternatives, fragment, nodes, numbers, page, roofline
 from trainer.planner.show_plan import show_plan
 from trainer.tables import make_table
@@ -276,12 +277,13 @@ def test_no_work_is_above_the_roof(dtype: str, gpu: str) -> None:
         assert work.speed <= reached.at(work.intensity) * (1 + 1e-9) <= peak.at(work.intensity)
 
 
-def test_large_matmuls_are_near_the_roof() -> None:
-    arrangement, kind = Arrangement.of(Config.load(ROOT / "configs/bloom-176b.yaml")), load("a100")
-    matmul = roofline.parts(arrangement, kind, 8)[0]
+def test_large_matmuls_and_attention_on_the_chip_are_under_the_flat_roof() -> None:
+    arrangement, kind = Arrangement.of(Config.load(ROOT / "configs/bloom-176b.yaml"), MEGATRON_CORE), load("a100")
+    matmul, attention, *_ = roofline.parts(arrangement, kind, 8)
     reached = roofline.reached(kind, arrangement.itemsize)
-    assert matmul.intensity > reached.ridge
+    assert min(matmul.intensity, attention.intensity) > reached.ridge
     assert 0.9 < matmul.speed / reached.flops < 1
+    assert 0.4 < attention.speed / reached.flops < kind.efficiency.attention
 
 
 def test_the_config_stands_among_its_alternatives() -> None:

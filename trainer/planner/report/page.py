@@ -56,13 +56,14 @@ def page(
         "page.html",
         _of_plan(made, config.run.name, tokens, storage)
         | _of_config(made, config, gpu)
-        | {"compiled": [_plain(table) for table in compiled]},
+        | {"of_config": True, "compiled": [_plain(table) for table in compiled]},
     )
 
 
 def fragment(made: Plan) -> str:
     """What the plan alone tells, for a notebook; its styles are for nothing else on the page."""
-    return _render("fragment.html", _of_plan(made, "The config", None, None) | {"compiled": []})
+    of_plan = _of_plan(made, "The config", None, None)
+    return _render("fragment.html", of_plan | {"of_config": False, "compiled": []})
 
 
 def check_writable(path: Path) -> None:
@@ -101,8 +102,9 @@ def _templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {write.__name__: write for write in (*numbers.ALL, binary)}
-    environment.filters |= {"image": _image, "link": LINKS.__getitem__}
+    written = {write.__name__: write for write in (*numbers.ALL, binary)}
+    environment.filters |= written | {"image": _image, "link": LINKS.__getitem__}
+    environment.globals |= written
     return environment
 
 
@@ -125,12 +127,9 @@ def _of_plan(made: Plan, name: str, tokens: float | None, storage: float | None)
         "facts": words.facts(made, tokens, storage),
         "stages": [bars.stack(asdict(stage), words.MEMORY, bars.MEMORY, scale) for stage in made.stages],
         "limit": 100 * made.memory_bytes / scale,
-        "seconds": bars.stack(asdict(made.seconds), words.SECONDS, bars.SECONDS, made.seconds.total),
+        "spent": bars.stack(asdict(made.seconds), words.SECONDS, bars.SECONDS, made.seconds.total),
         "axes": nodes.axes(made.mesh, made.gpus_per_node),
         "nodes": nodes.picture(made.mesh, made.gpus_per_node),
-        "timeline": None,
-        "roofline": None,
-        "alternatives": None,
     }
 
 
@@ -147,10 +146,8 @@ def _of_config(made: Plan, config: Config, gpu: Gpu) -> dict[str, Any]:
             "parts": parts,
             "picture": roofline.picture(parts, reached, peak),
         },
-        "alternatives": {
-            "micro_batches": alternatives.micro_batches(config, gpu, made.gpus_per_node),
-            "meshes": alternatives.meshes(config, gpu, made.gpus_per_node),
-        },
+        "micro_batches": alternatives.micro_batches(config, gpu, made.gpus_per_node),
+        "meshes": alternatives.meshes(config, gpu, made.gpus_per_node),
     }
 
 
@@ -164,16 +161,17 @@ def _timeline(config: Config) -> Picture | None:
 
 
 def _plain(table: Table) -> dict[str, Any]:
-    """A table for the terminal as texts; and which of its columns are numbers."""
-    columns = [[_text(cell) for cell in column.cells] for column in table.columns]
+    """A table for the terminal as plain texts: columns of texts first, then those of numbers."""
+    texts = [column for column in table.columns if column.justify != "right"]
+    columns = [*texts, *(column for column in table.columns if column.justify == "right")]
+    title = _text(table.title).rstrip(": ")
     return {
-        "title": _text(table.title or "").rstrip(": "),
-        "caption": _text(table.caption or ""),
-        "headings": [_text(column.header) for column in table.columns],
-        "numbers": [column.justify == "right" for column in table.columns],
-        "rows": list(zip(*columns, strict=True)),
+        "caption": f"{title}. {_text(table.caption)}".strip(),
+        "texts": [_text(column.header) for column in texts],
+        "numbers": [_text(column.header) for column in columns[len(texts) :]],
+        "rows": list(zip(*([_text(cell) for cell in column.cells] for column in columns), strict=True)),
     }
 
 
 def _text(cell: Any) -> str:
-    return cell.plain if isinstance(cell, Text) else Text.from_markup(str(cell)).plain
+    return cell.plain if isinstance(cell, Text) else Text.from_markup(str(cell or "")).plain
