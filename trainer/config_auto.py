@@ -62,9 +62,9 @@ class AutoMesh(MeshConfig):
     def resolve(self, num_devices: int) -> MeshConfig:
         """Never: a number of devices is not enough to choose."""
         raise ValueError(
-            "mesh: auto is found by `meshwright train` for the GPUs that are there; for others, see it with meshwright "
-            "plan CONFIG --gpu h100 --gpus N, write it with meshwright search CONFIG --gpus N --out FILE, or give a "
-            "mesh, such as mesh={data: 8}"
+            "mesh: auto is found for the GPUs that train; to see what it takes on others: meshwright plan CONFIG --gpu "
+            "h100 --gpus 8; to write it: meshwright search CONFIG --gpu h100 --gpus 8 --out FILE; or give a mesh, such "
+            "as mesh={data: 8}"
         )
 
 

@@ -12,24 +12,19 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from models.inputs import Batch
-from sharding.mesh import MeshConfig, make_mesh
+from sharding.mesh import MeshConfig
 from trainer.errors import ConfigError
 
 Rows = Callable[[int, int], dict[str, np.ndarray]]
 
 
-def find_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None) -> Mesh:
-    """The mesh over `devices`, or over all that JAX finds; virtual ones are made where the config asks for them.
+def find_devices(config: MeshConfig) -> Sequence[jax.Device]:
+    """All that JAX finds; virtual ones are made where the config asks for them.
 
     Raises:
-        ConfigError: the mesh does not fit the devices, or JAX finds none.
+        ConfigError: JAX finds none.
     """
-    if devices is None:
-        devices = _all_devices() if config.virtual_devices is None else _virtual_devices(config.virtual_devices)
-    try:
-        return make_mesh(config, devices)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
+    return _all_devices() if config.virtual_devices is None else _virtual_devices(config.virtual_devices)
 
 
 def use_compile_cache(folder: str | None) -> None:

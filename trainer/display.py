@@ -93,6 +93,13 @@ def _evaluation(values: Mapping[str, int | float]) -> str:
     )
 
 
+class Lines(Display):
+    """Only what is said."""
+
+    def say(self, text: str) -> None:
+        print(text, flush=True)
+
+
 class PlainDisplay(Display):
     """One aligned line per logged step, for pipes, log files and batch systems."""
 

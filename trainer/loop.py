@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import jax
 
 from trainer.chips import memory_in_use, peak_flops
-from trainer.display import Display, make_display
+from trainer.display import Display, Lines, make_display
 from trainer.errors import ConfigError
 from trainer.held import held
 from trainer.metrics import StepMetrics, model_flops_per_token
@@ -32,6 +32,7 @@ class Loop:
     def __init__(self, trainer: Trainer, steps: int | None) -> None:
         self.trainer = trainer
         self.steps = steps
+        trainer.display = Lines()  # a search says what takes long; all else waits for `run`
         self.config = trainer.config
         self.devices = list(trainer.program.mesh.devices.flat)
         self.unlogged: list[Metrics] = []
@@ -41,10 +42,14 @@ class Loop:
         trainer, config = self.trainer, self.config
         local = [device for device in self.devices if device.process_index == jax.process_index()]
         title = f"{config.run.name} on {len(self.devices)} x {self.devices[0].device_kind}"
-        if jax.process_index() == 0:
-            trainer.display = make_display(title, config.train.steps, lambda: memory_in_use(local))
+        is_first = jax.process_index() == 0
+        trainer.display = (
+            make_display(title, config.train.steps, lambda: memory_in_use(local)) if is_first else Display()
+        )
         with trainer.display as display:
             trainer.check_folder()
+            if trainer.taken:
+                display.say(trainer.taken)
             first = trainer.step
             last = config.train.steps if self.steps is None else first + self.steps
             if first >= last:

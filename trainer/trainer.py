@@ -13,6 +13,7 @@ from pathlib import Path
 import jax
 
 from models.inputs import Batch
+from sharding.mesh import make_mesh
 from trainer import logical
 from trainer.checkpoint import Checkpoints
 from trainer.config import Config
@@ -22,12 +23,13 @@ from trainer.data.config import DataConfig
 from trainer.data.packing import PackedSequences
 from trainer.data.prepare import Corpus, prepare
 from trainer.data.tokenizer import Tokenizer
-from trainer.devices import find_mesh, put_batch, use_compile_cache
+from trainer.devices import find_devices, put_batch, use_compile_cache
 from trainer.display import Display
 from trainer.errors import ConfigError
 from trainer.evaluate import evaluate
 from trainer.generate import generate
 from trainer.loop import Loop
+from trainer.planner.auto import fill_in_here
 from trainer.planner.plan import Plan, plan
 from trainer.program import Program
 from trainer.run_folder import RunFolder, describe_environment, version
@@ -58,6 +60,8 @@ class Trainer:
         self.display = Display()
         """Where notes for the user go; silent unless replaced, as `train` does."""
         self._evaluates_all = False
+        self.taken: str | None = None
+        """What an `auto` mesh has taken, and why, once the program is there."""
         self.stopped_by: signal.Signals | None = None
         """The signal that ended `train` early, if one did."""
 
@@ -87,15 +91,17 @@ class Trainer:
 
     @cached_property
     def config(self) -> Config:
-        """The config with every mesh axis filled in."""
-        return self._asked.resolve(self.program.mesh.size)
+        """The config with every mesh axis filled in, and all that an `auto` mesh leaves open."""
+        return self.program.config
 
     @cached_property
     def program(self) -> Program:
         """What runs on the devices, from shapes alone."""
         use_compile_cache(self._asked.run.compile_cache)
-        mesh = find_mesh(self._asked.mesh, self._devices)
-        return Program(self._asked.resolve(mesh.size), mesh)
+        devices = find_devices(self._asked.mesh) if self._devices is None else self._devices
+        config, self.taken = fill_in_here(self._asked, devices, self.display.say)
+        config = config.resolve(len(devices))
+        return Program(config, make_mesh(config.mesh, devices))
 
     @cached_property
     def corpus(self) -> Corpus:

@@ -14,44 +14,36 @@ from jax.sharding import PartitionSpec
 
 from models.inputs import Batch
 from sharding.mesh import MeshConfig, make_mesh
-from trainer.devices import find_mesh, put_batch, use_compile_cache
+from trainer.devices import find_devices, put_batch, use_compile_cache
 from trainer.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 SIZE = 8
 
 
-def test_all_devices_unless_some_are_given() -> None:
-    assert list(find_mesh(MeshConfig(data=-1), None).devices.flat) == jax.devices()
-    some = jax.devices()[2:4]
-    assert list(find_mesh(MeshConfig(data=-1), some).devices.flat) == some
-
-
-def test_a_mesh_that_does_not_fit_says_what_would() -> None:
-    with pytest.raises(ConfigError, match=r"data 3 needs 3 devices, and there are 8; .* mesh.virtual_devices=3"):
-        find_mesh(MeshConfig(data=3), None)
+def test_all_devices_unless_virtual_ones_are_asked_for() -> None:
+    assert find_devices(MeshConfig(data=-1)) == jax.devices()
 
 
 def test_virtual_devices_are_some_of_those_there_are() -> None:
-    mesh = find_mesh(MeshConfig(data=2, tensor=2, virtual_devices=4), None)
-    assert list(mesh.devices.flat) == jax.devices("cpu")[:4]
+    assert find_devices(MeshConfig(data=2, tensor=2, virtual_devices=4)) == jax.devices("cpu")[:4]
     with pytest.raises(ConfigError, match=r"virtual_devices=16, but JAX has already started with 8 on the CPU; .*16"):
-        find_mesh(MeshConfig(data=-1, virtual_devices=16), None)
+        find_devices(MeshConfig(data=-1, virtual_devices=16))
 
 
 @pytest.mark.parametrize(
     ("code", "printed"),
     [
         # A platform that is not there does not matter to virtual devices.
-        ("print(find_mesh(MeshConfig(data=-1, virtual_devices=3), None).devices.size)", "3"),
-        ("find_mesh(MeshConfig(data=-1), None)", "JAX finds no devices (Unable to initialize backend 'absent'"),
+        ("print(len(find_devices(MeshConfig(data=-1, virtual_devices=3))))", "3"),
+        ("find_devices(MeshConfig(data=-1))", "JAX finds no devices (Unable to initialize backend 'absent'"),
     ],
     ids=["virtual", "real"],
 )
 def test_before_jax_has_started(code: str, printed: str) -> None:
     script = f"""if True:
         from sharding.mesh import MeshConfig
-        from trainer.devices import find_mesh
+        from trainer.devices import find_devices
         from trainer.errors import ConfigError
         try:
             {code}

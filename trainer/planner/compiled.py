@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
@@ -83,6 +83,13 @@ def compile_step(
         ConfigError: see `absent_gpus`.
     """
     devices = absent_gpus(gpu, math.prod(config.mesh.sizes.values()), gpus_per_node)
+    return compile_for(config, devices, options)
+
+
+def compile_for(
+    config: Config, devices: Sequence[jax.Device], options: Mapping[str, Any] | None = None
+) -> CompiledStep:
+    """The same for devices that are there, or are not."""
     program = Program(config, make_mesh(config.mesh, devices))
     seconds, start = {}, time.perf_counter()
     with jax.set_mesh(program.mesh), jax.default_device(program.mesh.devices.flat[0]):

@@ -6,6 +6,7 @@ Data sheets and measured constants, in bytes, FLOPs and seconds. Knows nothing o
 from __future__ import annotations
 
 import difflib
+import re
 from importlib.resources import as_file, files
 from pathlib import Path
 
@@ -81,6 +82,12 @@ class Gpu:
     def flops(self, itemsize: int) -> float:
         """FLOP/s of large matmuls in a step. float32 is multiplied as TF32, at half the speed of 16 bits."""
         return self.matmul_flops * self.efficiency.matmul * 2 / max(itemsize, 2)
+
+    @property
+    def device_kind(self) -> str:
+        """What JAX calls it: the description of `xla_target`; empty without one."""
+        described = re.search(r'^device_description_str: "(.+)"$', self.xla_target, re.MULTILINE)
+        return described[1] if described else ""
 
     @property
     def bytes_per_second(self) -> float:

@@ -18,6 +18,7 @@ from trainer.config import Config
 from trainer.description import describe, resolve
 from trainer.errors import ConfigError
 from trainer.planner.arrangement import Arrangement
+from trainer.planner.auto import fill_in
 from trainer.planner.estimate import estimate
 from trainer.planner.fitting import helps, largest_micro_batch
 from trainer.planner.gpu import load
@@ -113,7 +114,8 @@ class Plan:
 def plan(config: Config, gpu: str = "h100", gpus: int | None = None, gpus_per_node: int = 8) -> Plan:
     """The plan for `gpus` of a kind (`trainer.planner.KINDS`, or the path of a file that describes one).
 
-    Unless given, there are as many as the mesh has devices; a mesh axis of -1 takes what `gpus` leaves.
+    Unless given, there are as many as the mesh has devices. A mesh axis of -1 takes what `gpus` leaves, and an `auto`
+    mesh is searched.
 
     Raises:
         ConfigError: an unknown GPU, or the config does not fit so many.
@@ -121,6 +123,7 @@ def plan(config: Config, gpu: str = "h100", gpus: int | None = None, gpus_per_no
     kind = load(gpu)
     if gpus_per_node < 1:
         raise ConfigError(f"gpus_per_node={gpus_per_node}: use 1 or more")
+    config, taken = fill_in(config, kind, gpus, gpus_per_node)
     config, assumed = on(config, gpus)
     description = describe(config)
     estimated = estimate(Arrangement.of(config), kind, gpus_per_node)
@@ -132,7 +135,7 @@ def plan(config: Config, gpu: str = "h100", gpus: int | None = None, gpus_per_no
         gpus=description.devices,
         gpus_per_node=gpus_per_node,
         mesh=description.mesh,
-        assumed=assumed,
+        assumed=taken or assumed,
         num_parameters=description.num_parameters,
         tokens_per_step=description.tokens_per_step,
         micro_batch=description.micro_batch,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 
 from trainer.config import Config
@@ -17,7 +17,7 @@ from trainer.config_auto import AutoMesh
 from trainer.description import describe
 from trainer.errors import ConfigError
 from trainer.planner.candidates import Space
-from trainer.planner.compiled import check_installed, compile_step
+from trainer.planner.compiled import CompiledStep, check_installed, compile_step
 from trainer.planner.gpu import KINDS, Gpu, load
 from trainer.planner.links import Cluster
 from trainer.planner.ranking import Choice, Ranked, any_fits, fewest_bytes
@@ -29,6 +29,7 @@ TRACED = 3
 WORTH_IT = 0.01
 """Gains that are told, as a part of a step."""
 
+Compiler = Callable[[Config], CompiledStep]
 Say = Callable[[str], object]
 
 
@@ -69,8 +70,10 @@ def search(
     gpus: int = 8,
     gpus_per_node: int = 8,
     top: int = 10,
+    *,
     fixed: frozenset[str] = frozenset(),
     compiled: int = 0,
+    compiler: Compiler | None = None,
     say: Say = str,
 ) -> Found:
     """The `top` fastest meshes for `config` on `gpus` GPUs of a kind, and their layouts.
@@ -78,7 +81,8 @@ def search(
     Args:
         fixed: settings of `trainer.config_auto.SEARCHED` that stay as the config has them, besides those of its `auto`
             mesh.
-        compiled: so many of the best are compiled for these GPUs, which takes up to a minute or so each.
+        compiled: so many of the best are compiled, which takes up to a minute or so each.
+        compiler: how; unless given, for GPUs that are not there.
         say: is told what takes long, when it begins.
 
     Raises:
@@ -88,7 +92,7 @@ def search(
     for name, number in (("gpus", gpus), ("gpus_per_node", gpus_per_node), ("top", top)):
         if number < 1:
             raise ConfigError(f"{name}={number}: use 1 or more")
-    if compiled:
+    if compiled and compiler is None:
         check_installed()
     if isinstance(config.mesh, AutoMesh):
         fixed |= config.mesh.fixed
@@ -96,13 +100,19 @@ def search(
     cluster = Cluster(load(gpu) if isinstance(gpu, str) else gpu, gpus_per_node)
     if next(space.placements(), None) is None:
         raise ConfigError(_unplaced(space))
+    compiler = compiler or partial(compile_step, gpu=cluster.gpu, gpus_per_node=gpus_per_node)
     best: list[Choice] = []
     refused: list[Choice] = []
     ranked = Ranked(space, cluster)
     for choice in ranked:
         if any(choice.candidate.mesh == better.candidate.mesh for better in best):
             continue
-        choice = _confirmed(choice, config, cluster, len(best) < TRACED, len(best) < compiled, say)
+        laid_out = Config.from_dict(choice.candidate.on(config.to_dict()))
+        if len(best) < TRACED:
+            choice = _traced(choice, laid_out)
+        if len(best) < compiled and choice.fits:
+            say(f"compiling {choice.candidate}")
+            choice = dataclasses.replace(choice, compiled=compiler(laid_out).total)
         if choice.fits:
             best.append(choice)
         else:
@@ -115,17 +125,9 @@ def search(
     return Found(space, cluster, best, refused)
 
 
-def _confirmed(choice: Choice, config: Config, cluster: Cluster, trace: bool, compiles: bool, say: Say) -> Choice:
-    """The choice, with its memory looked at more closely as far as asked, and as long as it fits."""
-    laid_out = Config.from_dict(choice.candidate.on(config.to_dict())) if trace or compiles else config
-    if trace:
-        stages = traced_stages(choice.estimate, describe(laid_out))
-        choice = dataclasses.replace(choice, traced=max(stages, key=lambda stage: stage.total))
-    if compiles and choice.fits:
-        say(f"compiling {choice.candidate}")
-        step = compile_step(laid_out, cluster.gpu, cluster.gpus_per_node)
-        choice = dataclasses.replace(choice, compiled=step.total)
-    return choice
+def _traced(choice: Choice, laid_out: Config) -> Choice:
+    stages = traced_stages(choice.estimate, describe(laid_out))
+    return dataclasses.replace(choice, traced=max(stages, key=lambda stage: stage.total))
 
 
 def _faster(found: Found) -> Iterator[Faster]:

@@ -15,6 +15,7 @@ import jax
 from rich.table import Table
 
 from trainer.config import Config
+from trainer.planner.auto import fill_in
 from trainer.planner.compiled import check_installed, compile_step
 from trainer.planner.gpu import load
 from trainer.planner.plan import Plan, on, plan
@@ -76,8 +77,11 @@ def show_plan(
     if compiled:
         check_installed()
         jax.config.update("jax_platforms", "cpu")  # or jax would look for a driver
+    kind = load(gpu)
+    config, taken = fill_in(config, kind, gpus, gpus_per_node)  # here, so that a mesh is searched once
     made = plan(config, gpu, gpus, gpus_per_node)
-    laid_out, kind = on(config, gpus)[0], load(gpu)
+    made = dataclasses.replace(made, assumed=taken or made.assumed)
+    laid_out = on(config, gpus)[0]
     found = compared(made, compile_step(laid_out, kind, gpus_per_node)) if compiled else None
     if html is not None:
         beside = compiled_tables(found | {"seconds": {}}) if found else []  # a page has no clock

@@ -66,7 +66,8 @@ def show_search(
         _without_layout(source)
     written = dict(source.tree)
     config = Config.of(source)
-    found = search(config, gpu, gpus, gpus_per_node, top, fixed_by(config, source.overridden), compiled, _say)
+    fixed = fixed_by(config, source.overridden)
+    found = search(config, gpu, gpus, gpus_per_node, top, fixed=fixed, compiled=compiled, say=_say)
     tree = found.winner.candidate.on(written)
     if out is not None:
         out.write_text(_header(found, config.run.name, out, gpu) + dump(tree), encoding="utf-8")

@@ -178,7 +178,7 @@ def test_a_margin_that_is_too_small_is_told(spare: float, sure: bool) -> None:
     fixed = frozenset(key for key in SEARCHED if key.startswith(("mesh", "zero", "recompute")))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(searching, "TRACED", 0)
-        found = search(config, small(spare * made.bytes_per_gpu / 2**20), GPUS, GPUS_PER_NODE, 1, fixed)
+        found = search(config, small(spare * made.bytes_per_gpu / 2**20), GPUS, GPUS_PER_NODE, 1, fixed=fixed)
     assert found.winner.candidate.data == 4
     assert found.winner.bytes_per_gpu == pytest.approx(made.bytes_per_gpu)
     assert found.winner.fits_surely is sure

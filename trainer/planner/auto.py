@@ -1,0 +1,109 @@
+"""`mesh: auto` filled in: the fastest layout that fits on the devices that are there, or on GPUs that are not.
+
+Each function also says in a line what was taken. Knows nothing of how a search goes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+
+import jax
+
+from sharding.mesh import MeshConfig
+from trainer.config import Config
+from trainer.config_auto import AutoMesh
+from trainer.errors import ConfigError
+from trainer.planner.compiled import compile_for
+from trainer.planner.gpu import KINDS, Gpu, load
+from trainer.planner.ranking import MARGIN, Choice
+from trainer.planner.search import Compiler, Say, search
+from trainer.units import GIB
+
+
+def fill_in(config: Config, gpu: Gpu, gpus: int | None, gpus_per_node: int) -> tuple[Config, str | None]:
+    """Any config, for so many GPUs that need not be there; what is said is None where nothing was open.
+
+    Raises:
+        ConfigError: see `trainer.planner.search.search`; or the number of GPUs is open too.
+    """
+    if not isinstance(config.mesh, AutoMesh):
+        return config, None
+    if gpus is None:
+        raise ConfigError("mesh: auto needs a number of GPUs, such as --gpus 8; or give a mesh, such as mesh={data: 8}")
+    laid_out, choice = _search(config, gpu, gpu.memory_bytes - gpu.reserved_bytes, gpus, gpus_per_node)
+    return laid_out, f"mesh: auto takes {choice.candidate}"
+
+
+def fill_in_here(config: Config, devices: Sequence[jax.Device], say: Say = str) -> tuple[Config, str | None]:
+    """The same for the devices that it will run on: compiled for them, so that it fits.
+
+    A CPU has no description to search by: all its devices stand along `data`, and the rest is as the config has it.
+
+    Raises:
+        ConfigError: see `trainer.planner.search.search`; or the devices are of a kind that is not described, or belong
+            to several processes.
+    """
+    if not isinstance(config.mesh, AutoMesh):
+        return config, None
+    if devices[0].platform == "cpu":
+        mesh = MeshConfig(data=len(devices))
+        return dataclasses.replace(config, mesh=mesh), f"mesh: auto takes data {mesh.data}: on CPUs nothing is searched"
+    if jax.process_count() > 1:  # they might see unequal memory, and choose unequally
+        raise ConfigError(
+            f"mesh: auto is for one process, and there are {jax.process_count()}; train what meshwright search CONFIG "
+            f"--gpus {len(devices)} --out FOUND finds"
+        )
+    gpu = _described(devices[0].device_kind)
+    pool = _pool(gpu, devices)
+    limited = dataclasses.replace(
+        gpu, name=f"{gpu.name} with {pool / GIB:.1f} GiB for JAX (XLA_PYTHON_CLIENT_MEM_FRACTION)"
+    )
+    gpus_per_node = max(Counter(device.process_index for device in devices).values())
+    compiler = partial(compile_for, devices=devices)
+    laid_out, choice = _search(config, limited, pool, len(devices), gpus_per_node, compiler, say)
+    return laid_out, (
+        f"mesh: auto takes {choice.candidate}: {choice.seconds:.3g} s per step by closed forms, and compiled to "
+        f"{(choice.compiled or 0) / GIB:.1f} GiB of each {limited.name}"
+    )
+
+
+def _described(device_kind: str) -> Gpu:
+    gpus = [load(kind) for kind in KINDS]
+    for gpu in gpus:
+        if gpu.device_kind == device_kind:
+            return gpu
+    raise ConfigError(
+        f"mesh: auto knows {', '.join(gpu.device_kind for gpu in gpus)}, and not {device_kind}; describe it in a YAML "
+        "file, and train what meshwright search CONFIG --gpu FILE --gpus N --out FOUND finds; or give a mesh, such as "
+        "mesh={data: -1}"
+    )
+
+
+def _search(
+    config: Config,
+    gpu: Gpu,
+    pool: float,
+    gpus: int,
+    gpus_per_node: int,
+    compiler: Compiler | None = None,
+    say: Say = str,
+) -> tuple[Config, Choice]:
+    """The winner, which leaves a margin of `pool` bytes, and is compiled if that is possible."""
+    gpu = dataclasses.replace(gpu, memory_bytes=gpu.reserved_bytes + (1 - MARGIN) * pool)
+    compiled = 1 if compiler else 0
+    choice = search(config, gpu, gpus, gpus_per_node, top=1, compiled=compiled, compiler=compiler, say=say).winner
+    return Config.from_dict(choice.candidate.on(config.to_dict())), choice
+
+
+def _pool(gpu: Gpu, devices: Sequence[jax.Device]) -> float:
+    """Bytes that JAX may use of each device; where it cannot tell, all that is not reserved."""
+    limits = []
+    for device in devices:
+        with suppress(jax.errors.JaxRuntimeError):  # of a device that is not there
+            if stats := device.memory_stats():
+                limits.append(stats["bytes_limit"])
+    return min(limits, default=gpu.memory_bytes - gpu.reserved_bytes)
