@@ -29,8 +29,8 @@ class Side(NamedTuple):
 
 
 def padded(size: int) -> int:
-    """Tensor cores take powers of two."""
-    return 1 << (size - 1).bit_length()
+    """A head dim as tensor cores take it: a power of two, of at least 16."""
+    return max(16, 1 << (size - 1).bit_length())
 
 
 def columns(array: Memory) -> Span:
