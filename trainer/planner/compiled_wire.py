@@ -25,6 +25,8 @@ KINDS: dict[str, tuple[Kind, bool]] = {
     "reduce-scatter": ("reduce_scatter", False),
 }
 DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "s32": "int32", "u32": "uint32", "pred": "bool"}
+AMONG = ("replica_groups", "source_target_pairs")
+"""What says who takes part."""
 
 
 @dataclass(frozen=True)
@@ -51,12 +53,16 @@ def messages(module: Module, mesh: Mapping[str, int], shares: Mapping[str, Fract
         HloError: a collective that has no rule here, whose groups are not those of mesh axes, or whose number is known
             only when the program runs.
     """
+    known: dict[str, tuple[str, ...]] = {}  # most collectives are among few kinds of groups
     for one in executed(module, shares):
         if one.instruction.opcode in COLLECTIVES and one.instruction.phase in (None, "start"):
-            yield Message(one, tuple(_transfers(one, mesh)))
+            among = "".join(one.instruction.attributes.get(key, "") for key in AMONG)
+            if among not in known:
+                known[among] = mesh_axes(one.instruction, mesh)
+            yield Message(one, tuple(_transfers(one, known[among], mesh)))
 
 
-def _transfers(one: Executed, mesh: Mapping[str, int]) -> Iterator[Transfer]:
+def _transfers(one: Executed, axes: tuple[str, ...], mesh: Mapping[str, int]) -> Iterator[Transfer]:
     instruction = one.instruction
     if instruction.opcode not in KINDS:
         raise HloError(f"no rule for what {instruction.opcode} sends")
@@ -65,7 +71,6 @@ def _transfers(one: Executed, mesh: Mapping[str, int]) -> Iterator[Transfer]:
     if one.times.denominator != 1:
         raise HloError(f"{instruction.name} runs {one.times} times: some share is wrong")
     kind, is_made = KINDS[instruction.opcode]
-    axes = mesh_axes(instruction, mesh)
     devices = math.prod(mesh[axis] for axis in axes)
     for array in one.computation.made(instruction) if is_made else one.computation.taken(instruction):
         yield Transfer(kind, axes, devices, DTYPES[array.dtype], array.elements, int(one.times))
@@ -77,8 +82,10 @@ def mesh_axes(collective: Instruction, mesh: Mapping[str, int]) -> tuple[str, ..
     Raises:
         HloError: its groups are not those of all devices along some axes, or a permute is no shift along one axis.
     """
-    if collective.opcode == "collective-permute":
-        return _shifted(collective, mesh)
+    return _shifted(collective, mesh) if collective.opcode == "collective-permute" else _grouped(collective, mesh)
+
+
+def _grouped(collective: Instruction, mesh: Mapping[str, int]) -> tuple[str, ...]:
     groups = collective.groups
     if groups is None:
         groups = np.arange(math.prod(mesh.values()))[None]

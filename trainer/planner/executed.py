@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
-from trainer.planner.hlo import Computation, HloError, Instruction, Module
+from trainer.planner.hlo import RUNS, Computation, HloError, Instruction, Module
 
 _BRANCH = re.compile(r"/cond/branch_\d+_fun/jit\((\w+)\)")
 _INSIDE = re.compile(r"/branch_\d+_fun\b")
@@ -63,6 +63,8 @@ def _executed(
     for instruction in computation.instructions:
         one = Executed(computation, instruction, times, caller)
         yield one
+        if instruction.opcode not in RUNS:
+            continue
         factors = _factors(module, instruction, shares)
         for name, factor in zip(instruction.runs, factors, strict=True):
             product = None if factor is None or times is None else times * factor
