@@ -29,6 +29,7 @@ from models.config import ModelConfig
 from sharding.mesh import MeshConfig
 from trainer.config import Config
 from trainer.data.config import DataConfig
+from trainer.gpu_settings import gpu_settings
 from trainer.run_folder import PACKAGES, version
 from trainer.settings import BatchConfig, RunConfig, TrainConfig
 from trainer.sinks import read_jsonl
@@ -92,11 +93,22 @@ def _hardware() -> Iterator[Finding]:
     alike = Counter((device.device_kind, _capacity(device)) for device in devices)
     for (kind, capacity), count in alike.items():
         yield Finding("devices", f"{count} x {kind}" + (f", {_gib(capacity)} each" if capacity else ""))
+    for device in devices[:1]:
+        yield from _xla(device)
     yield _gpu_finding(
         driver=Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None,
         plugin=next((f"{name} {version(name)}" for name in _CUDA_PLUGINS if version(name)), None),
         in_use=any(device.platform in ("gpu", "cuda") for device in devices),
     )
+
+
+def _xla(device: jax.Device) -> Iterator[Finding]:
+    """What XLA is told for a device, and what is left as it is."""
+    settings = gpu_settings(device)
+    for flag in settings.flags:
+        yield Finding("XLA", f"{flag.name}={flag.value}: {flag.because}")
+    for note in settings.notes:
+        yield Finding("XLA", note, "warn")
 
 
 def _gpu_finding(driver: bool, plugin: str | None, in_use: bool) -> Finding:

@@ -24,6 +24,9 @@ class BatchConfig:
     """Sequences per device at a time; unless given, all of the device's share at once."""
     sequence: int = Field(default=256, ge=2)
     """Tokens per sequence."""
+    parts: int = Field(default=1, ge=1)
+    """Parts of a micro-batch that each layer works at side by side, so that what tensor parallelism sends of one is on
+    its way while another is at work: [tensor_parallel.md](tensor_parallel.md#what-hides-it)."""
 
     def accumulation(self, num_groups: int) -> int:
         """Micro-batches per step and device for `num_groups` = replica x data x expert."""
@@ -42,6 +45,11 @@ class BatchConfig:
                 f"batch.global={self.global_} = micro {micro} x accumulation x {num_groups} has no whole solution: "
                 f"each of the {num_groups} groups (mesh.replica x mesh.data x mesh.expert) takes {per_group} "
                 f"sequences; batch.micro can be one of {divisors}"
+            )
+        if micro % self.parts:
+            divisors = [n for n in range(1, micro + 1) if micro % n == 0]
+            raise ValueError(
+                f"a micro-batch of {micro} sequences has no batch.parts={self.parts} equal parts; use one of {divisors}"
             )
         return per_group // micro
 
