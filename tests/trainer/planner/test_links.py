@@ -34,3 +34,11 @@ def test_a_ring_has_the_network_of_all_its_members_in_a_node() -> None:
 def test_smaller_nodes_put_more_of_it_on_the_network() -> None:
     fours = Cluster(load("h100"), gpus_per_node=4)
     assert fours.group(8, stride=1).gather(1e9) > H100.group(8, stride=1).gather(1e9)
+
+
+def test_a_small_sum_goes_along_a_tree() -> None:
+    small = 4096
+    assert 15e-6 < H100.group(8, stride=1).all_reduce(small) < 40e-6
+    few, many = (H100.group(8 * nodes, stride=1).all_reduce(small) for nodes in (4, 32))
+    assert few < many < 3 * few
+    assert H100.group(256, stride=1).gather(small) > many / 2  # nothing but sums takes it
