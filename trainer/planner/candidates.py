@@ -76,12 +76,15 @@ class Candidate:
     def on(self, tree: Mapping[str, Any]) -> dict[str, Any]:
         """A config's tree, as `Config.from_dict` reads it, with this layout for its own."""
         zero = tree.get("zero", {}) if self.zero else {}  # with stage 0 its other keys have no effect
+        batch = {**tree.get("batch", {}), "micro": self.micro}
+        if self.tensor == 1:  # nor has this
+            batch.pop("parts", None)
         laid_out = {
             **tree,
             "mesh": self.mesh or {"data": 1},
             "pipeline": self._pipeline(),
             "zero": {**zero, "stage": self.zero},
-            "batch": {**tree.get("batch", {}), "micro": self.micro},
+            "batch": batch,
             "recompute": {"policy": self.recompute},
         }
         if self.pipeline == 1:
@@ -132,10 +135,11 @@ class Space:
                         )
 
     def micro_batches(self, placement: Candidate) -> Iterator[Candidate]:
-        """The placement with every micro-batch that divides its share of the batch."""
+        """The placement with every micro-batch that divides its share of the batch, and into `batch.parts`."""
         share = self._share(placement.replica * placement.data)
+        parts = self.config.batch.parts if placement.tensor > 1 else 1
         for micro in self._choices("batch.micro", divisors(share)):
-            if share % micro == 0:
+            if share % micro == 0 and micro % parts == 0:
                 yield dataclasses.replace(placement, micro=micro)
 
     def thriftier(self, candidate: Candidate) -> Iterator[Candidate]:

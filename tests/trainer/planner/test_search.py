@@ -184,6 +184,16 @@ def test_a_margin_that_is_too_small_is_told(spare: float, sure: bool) -> None:
     assert found.winner.fits_surely is sure
 
 
+def test_parts_of_a_micro_batch_are_kept_where_they_have_an_effect() -> None:
+    config = Config.from_dict({**ODD, "mesh": "auto", "batch": {**BATCH, "parts": 2}})
+    tensor_parallel = {1: False, 2: False}
+    for choice in Ranked(Space(config, 2), Cluster(load("h100"), GPUS_PER_NODE)):
+        laid_out = Config.from_dict(choice.candidate.on(config.to_dict()))
+        assert laid_out.batch.parts == laid_out.mesh.tensor
+        tensor_parallel[laid_out.mesh.tensor] = True
+    assert all(tensor_parallel.values())
+
+
 def run(*args: str) -> Result:
     return CliRunner().invoke(app, ["search", *args])
 
