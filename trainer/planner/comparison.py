@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from dataclasses import dataclass
 from typing import Self
 
 from trainer.planner.executed import Executed
 
 REPEATED = "run again by XLA, to save memory"
-
-_AGAIN = re.compile(r"\.remat.*$")
 
 
 @dataclass(frozen=True)
@@ -42,17 +39,5 @@ class Line:
 
 
 def is_repeated(one: Executed) -> bool:
-    """Whether this is there once more, because keeping what it makes would take too much memory.
-
-    XLA says so by names: what is run again is called as the first is, with .remat after it.
-    """
-    return any(_is_copy(within) for within in (one, *one.callers))
-
-
-def _is_copy(one: Executed) -> bool:
-    name = one.instruction.name
-    if ".remat" not in name:
-        return False
-    first = _AGAIN.sub("", name)
-    alike = (other.name for other in one.computation.instructions if _AGAIN.sub("", other.name) == first)
-    return next(alike) != name
+    """Whether it, or what it is within, is run again to save memory."""
+    return any(within.instruction.name in within.computation.repeated for within in (one, *one.callers))

@@ -134,6 +134,7 @@ _OPCODE = re.compile(r" ([a-z0-9\-]+)\(")
 _NAME = re.compile(r"%([\w.\-]+)")
 _NESTING = re.compile(r'"(?:[^"\\]|\\.)*"|[()\[\]{}]|, ')
 _OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
+_COPY = re.compile(r"\.remat.*$")
 _TABLES = re.compile(r"^(FileNames|FunctionNames|FileLocations|StackFrames|\d+ .*|)$")
 _LISTED = re.compile(r"^\{(\{\d+(,\d+)*\},?)*\}$")
 _MESH = re.compile(r"^mesh\[((?:'\w+'=\d+,?)+)\] \{((?:'\w+',?)+)\}$")
@@ -252,6 +253,21 @@ class Computation:
                     begun = self.by_name[begun.operands[0]]
                 ends[begun.name] = instruction
         return ends
+
+    @cached_property
+    def repeated(self) -> frozenset[str]:
+        """The names of what is run again because keeping it would take too much memory.
+
+        XLA calls a copy as the first, with .remat after it.
+        """
+        seen: set[str] = set()
+        again: set[str] = set()
+        for instruction in self.instructions:
+            first = _COPY.sub("", instruction.name)
+            if first in seen:
+                again.add(instruction.name)
+            seen.add(first)
+        return frozenset(again)
 
     def taken(self, instruction: Instruction) -> tuple[Array, ...]:
         """The arrays that an instruction is given."""

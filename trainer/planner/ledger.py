@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -128,7 +128,7 @@ def _num_bytes(arguments: Sequence[Instruction], begin: str) -> int:
 
 
 def _gradients(program: Program, module: Module) -> Iterator[Line]:
-    """Their sum over micro-batches: float32 arrays of their sizes, of those that a loop carries.
+    """Their sum over micro-batches: float32 arrays of their sizes, of those that a loop carries and changes.
 
     None with one micro-batch: then no loop carries them, and where they are cannot be told.
     """
@@ -136,11 +136,20 @@ def _gradients(program: Program, module: Module) -> Iterator[Line]:
         return
     planned = Counter(parameter.gradients for parameter in parameters(program.config))
     loops = (one for part in module.computations.values() for one in part.instructions if one.opcode == "while")
-    carried = max((_in_float32(loop.results) & planned for loop in loops), key=lambda sizes: sizes.total())
-    yield Line(name="gradients, summed", traced=_total(planned), compiled=_total(carried))
+    summed = max((_in_float32(_changed(module, loop)) & planned for loop in loops), key=_total)
+    yield Line(name="gradients, summed", traced=_total(planned), compiled=_total(summed))
 
 
-def _in_float32(arrays: Sequence[Array]) -> Counter[int]:
+def _changed(module: Module, loop: Instruction) -> Iterator[Array]:
+    """Of what a loop carries, what its body does not hand on as it was."""
+    _, body = (module.computations[name] for name in loop.runs)
+    for index, (name, array) in enumerate(zip(body.root.operands, loop.results, strict=True)):
+        made = body.by_name[name]
+        if made.opcode != "get-tuple-element" or made.attributes["index"] != str(index):
+            yield array
+
+
+def _in_float32(arrays: Iterable[Array]) -> Counter[int]:
     return Counter(array.num_bytes for array in arrays if array.dtype == "f32")
 
 

@@ -51,7 +51,7 @@ def compare_wire(
     if any(line.unexplained for line in lines):
         sent_before = _sent_before_loops(wire(program, shares), compiled, _rounds(module, shares))
         lines = [line.with_cause(HOISTED, sent_before[line.kind, line.axes, line.dtype]) for line in lines]
-    return _folded(lines)
+    return folded(lines)
 
 
 def _sum_of(transfer: Transfer) -> Sum:
@@ -141,12 +141,12 @@ def _depth(op_name: str) -> int:
     return op_name.count(BODY)
 
 
-def _folded(lines: Sequence[WireLine]) -> list[WireLine]:
+def folded(lines: Sequence[WireLine]) -> list[WireLine]:
     """With those all-reduces explained that XLA makes of two, one after the other: the bytes of both are sent once."""
     found = list(lines)
     for one, other, both in permutations(range(len(lines)), 3):
         first, second, joint = found[one], found[other], found[both]
-        if one < other and _can_be_folded(first, second, joint):
+        if one < other and _can_befolded(first, second, joint):
             amount = min(-first.unexplained, -second.unexplained, joint.unexplained)
             if amount > 0:
                 found[one] = first.with_cause(FOLDED, -amount)
@@ -155,6 +155,6 @@ def _folded(lines: Sequence[WireLine]) -> list[WireLine]:
     return found
 
 
-def _can_be_folded(one: WireLine, other: WireLine, both: WireLine) -> bool:
+def _can_befolded(one: WireLine, other: WireLine, both: WireLine) -> bool:
     kinds = {(line.kind, line.dtype) for line in (one, other, both)}
     return kinds == {("all_reduce", one.dtype)} and sorted((*one.axes, *other.axes)) == sorted(both.axes)
