@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sharding.mesh import BATCH_AXES
 from trainer.config_yaml import KeyPath
-from trainer.pipeline import make_schedule, make_stages
+from trainer.pipeline import find_schedule, is_table, make_schedule, make_stages
 
 if TYPE_CHECKING:
     from trainer.config import Config
@@ -107,6 +107,8 @@ def _pipeline(config: Config, mesh: dict[str, int]) -> Iterator[str]:
     try:
         if all(mesh[axis] > 0 for axis in BATCH_AXES):
             make_schedule(config, mesh)
+    if mesh["pipeline"] == -1:
+        yield from _schedule_name(config.pipeline.schedule)
     except ValueError as error:
         yield f"pipeline.schedule: {error}"
     if config.pipeline.keep == "inputs" and config.recompute.policy == "full" and stages.depth == 1:
@@ -126,6 +128,15 @@ def _tensor(config: Config, tensor: int) -> Iterator[str]:
             f"sequence; use {_multiples(sequence, tensor)}, or {use}"
         )
     if heads % tensor:
+def _schedule_name(name: str) -> Iterator[str]:
+    """All that can be told before the number of stages is known."""
+    try:
+        if not is_table(name):
+            find_schedule(name, stages=1, chunks=1, micro_batches=1)
+    except ValueError as error:
+        yield f"pipeline.schedule: {error}"
+
+
         yield f"model.heads={heads} does not divide by mesh.tensor={tensor}; {use}"
     elif kv_heads % tensor and tensor % kv_heads:
         yield f"of model.kv_heads={kv_heads} and mesh.tensor={tensor} one must divide the other; {use}"

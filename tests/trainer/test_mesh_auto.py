@@ -95,6 +95,11 @@ WRONG = [
     ("mesh: {data: auto}", [], 'x.yaml:1: mesh.data: expected a whole number (at least -1), got "auto"'),
     ("mesh: auto", ["mesh.tensor=2"], "mesh.tensor=2: mesh is 'auto' (x.yaml:1), which has no keys; give the whole "),
     ("mesh: auto\nzero: {stage: 4}", [], "x.yaml:2: zero.stage: expected"),
+    (
+        "mesh: auto\npipeline: {schedule: 1f2b}",
+        [],
+        "x.yaml:2: pipeline.schedule: there is no schedule '1f2b'; did you ",
+    ),
 ]
 
 
@@ -151,6 +156,12 @@ def test_memory_that_jax_may_use_is_what_counts(gpus: Devices, monkeypatch: pyte
 def test_gpus_that_are_not_described_are_refused(gpus: Devices) -> None:
     with pytest.raises(ConfigError, match=r"^mesh: auto knows NVIDIA A100-SXM4-80GB, .*, and not NVIDIA H100 PCIe; .*"):
         fill_in_here(Config.from_dict(OPEN), gpus(8, "NVIDIA H100 PCIe"))
+
+
+def test_a_micro_batch_that_divides_no_batch_is_refused(gpus: Devices) -> None:
+    config = Config.from_dict(OPEN, {"batch.micro": 3})
+    with pytest.raises(ConfigError, match=r"mesh\.replica x mesh\.data x batch\.micro=3 must divide batch\.global=16"):
+        fill_in_here(config, gpus(4))
 
 
 def test_several_processes_are_refused(gpus: Devices, monkeypatch: pytest.MonkeyPatch) -> None:

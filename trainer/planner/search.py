@@ -98,7 +98,7 @@ def search(
         fixed |= config.mesh.fixed
     space = Space(config, gpus, fixed)
     cluster = Cluster(load(gpu) if isinstance(gpu, str) else gpu, gpus_per_node)
-    if next(space.placements(), None) is None:
+    if not any(True for placement in space.placements() for _ in space.micro_batches(placement)):
         raise ConfigError(_unplaced(space))
     compiler = compiler or partial(compile_step, gpu=cluster.gpu, gpus_per_node=gpus_per_node)
     best: list[Choice] = []
@@ -154,11 +154,12 @@ def _faster(found: Found) -> Iterator[Faster]:
 
 def _unplaced(space: Space) -> str:
     fixed = f" with {', '.join(sorted(space.fixed))} as they are" if space.fixed else ""
+    micro = f" x batch.micro={space.config.batch.micro}" if "batch.micro" in space.fixed else ""
     return (
         f"gpus={space.gpus}: no mesh of so many can be made{fixed}: mesh.tensor must divide model.heads="
         f"{space.config.model.heads}, mesh.pipeline can be at most model.layers={space.config.model.layers}, and "
-        f"mesh.replica x mesh.data must divide batch.global={space.config.batch.global_}; change one, or the number of "
-        "GPUs"
+        f"mesh.replica x mesh.data{micro} must divide batch.global={space.config.batch.global_}; change one, or the "
+        "number of GPUs"
     )
 
 
