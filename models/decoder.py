@@ -24,6 +24,8 @@ from models.config import ModelConfig
 from models.inputs import Batch, Cache, Inputs
 from models.layers import Block, Norm, drop
 from models.parameter import Declaration, Init, parameter
+from pallas_kernels.attention import Attend
+from pallas_kernels.reference import attention
 from sharding import collectives, tensor
 from sharding.mesh import AXES
 from sharding.pipeline.branch import LAYER, branch
@@ -32,7 +34,8 @@ Leaves = Mapping[str, Any]
 Fetch = Callable[[str, Any], jax.Array]
 Policy = Callable[..., bool]
 Layer = tuple[jax.Array, Leaves, Cache | None]  # its number, weights and, while decoding, cache
-BlockStep = Callable[[jax.Array, Layer], tuple[jax.Array, Cache | None]]
+Parts = tuple[jax.Array, ...]  # of the batch, [B / parts, s, D] each
+BlockStep = Callable[[Parts, Layer], tuple[Parts, Cache | None]]
 Through = Callable[[jax.Array, Inputs, Cache], tuple[jax.Array, Cache]]
 TOKEN_TABLE = "embedding.weight"
 STACK = "layers."
@@ -77,6 +80,10 @@ class Decoder:
     config: ModelConfig
     vocab_axes: tuple[str, ...] = (tensor.AXIS,)
     """The mesh axes that the embedding and the head are cut over, by vocabulary."""
+    attend: Attend = attention
+    """What computes attention, but for decoding."""
+    parts: int = 1
+    """Parts of a batch that each block works at side by side, but for decoding; they divide it."""
 
     @cached_property
     def declarations(self) -> dict[str, Declaration]:
@@ -113,6 +120,7 @@ class Decoder:
             rope=self._rope(batch.positions),
             dropout_key=dropout_key if self.config.dropout else None,
             samples=batch.samples,
+            attend=self.attend,
         )
 
     def embed(self, leaves: Leaves, fetch: Fetch, tokens_BS: jax.Array, inputs: Inputs) -> jax.Array:
@@ -135,10 +143,14 @@ class Decoder:
         `cache` holds keys and values of these blocks, [L, B, T, G, K], while decoding, and comes back written. With
         `missing`, some blocks may have the number -1: there is no such block, and its leaves are padding.
         """
+        inputs_of = inputs.cut(1 if cache is not None else self.parts)
 
-        def one(x: jax.Array, layer: Layer) -> tuple[jax.Array, Cache | None]:
+        def one(xs: Parts, layer: Layer) -> tuple[Parts, Cache | None]:
             index, layer_leaves, layer_cache = layer
-            return self._part("layers", layer_leaves, fetch)(x, inputs, index, layer_cache)
+            run = self._part("layers", layer_leaves, fetch)
+            # Nothing ties one part to another: XLA may work at one while what another sends is on its way.
+            made = [run(x, inputs, index, layer_cache) for x, inputs in zip(xs, inputs_of, strict=True)]
+            return tuple(x for x, _ in made), made[0][1]
 
         block: BlockStep = one
         if policy is not None:
@@ -146,12 +158,14 @@ class Decoder:
         if missing:
             block = _unless_missing(block)
         stack = {name: leaf for name, leaf in leaves.items() if name.startswith(STACK)}
+        xs = tuple(jnp.split(x, len(inputs_of)))
         if self.config.scan_layers or cache is not None:
-            return jax.lax.scan(block, x, (layers_L, stack, cache))
+            xs, cache = jax.lax.scan(block, xs, (layers_L, stack, cache))
+            return jnp.concatenate(xs), cache
         arrays, tree = jax.tree.flatten(stack)
         for index, layer in enumerate(zip(*map(_unstack, arrays), strict=True)):
-            x, _ = block(x, (layers_L[index], jax.tree.unflatten(tree, layer), None))
-        return x, None
+            xs, _ = block(xs, (layers_L[index], jax.tree.unflatten(tree, layer), None))
+        return jnp.concatenate(xs), None
 
     def head_loss(self, leaves: Leaves, fetch: Fetch, x: jax.Array, batch: Batch) -> jax.Array:
         """The loss of what comes out of the last block, [B, s, D]: see `loss`."""
@@ -224,8 +238,8 @@ class Decoder:
 def _unless_missing(block: BlockStep) -> BlockStep:
     """`block`, that hands on what it is given where it has the number -1."""
 
-    def run(x: jax.Array, layer: Layer) -> tuple[jax.Array, Cache | None]:
-        return branch(LAYER, layer[0] >= 0, block, lambda x, layer: (x, layer[2]), x, layer)
+    def run(xs: Parts, layer: Layer) -> tuple[Parts, Cache | None]:
+        return branch(LAYER, layer[0] >= 0, block, lambda xs, layer: (xs, layer[2]), xs, layer)
 
     return run
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
+
+from pallas_kernels.attention import Attend
+from pallas_kernels.reference import attention
 
 
 class Batch(NamedTuple):
@@ -32,6 +36,21 @@ class Inputs:
     samples: jax.Array | None = None  # [B] uint32
     offset: jax.Array | int = 0
     """While decoding: where in the cache the first of these tokens stands."""
+    attend: Attend = attention
+    """What computes attention."""
+
+    def cut(self, parts: int) -> tuple[Inputs, ...]:
+        """Those of equal parts of the batch, in their order."""
+        arrays = (self.positions, self.segments, self.rope, self.samples)
+        if parts == 1:
+            return (self,)
+        size = len(self.positions) // parts
+        return tuple(
+            dataclasses.replace(self, positions=positions, segments=segments, rope=rope, samples=samples)
+            for positions, segments, rope, samples in (
+                jax.tree.map(lambda x, i=i: x[i * size : (i + 1) * size], arrays) for i in range(parts)
+            )
+        )
 
 
 class Cache(NamedTuple):

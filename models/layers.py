@@ -22,13 +22,13 @@ from models.config import ModelConfig
 from models.inputs import Cache, Inputs
 from models.parameter import ONES, ZEROS, Init, parameter
 from models.rope import rotate
-from pallas_kernels.attention import attention
+from pallas_kernels.names import ATTENTION, LOG_SUM_EXP
 from sharding import collectives, randomness, tensor
 
 # Activations by the names that `recompute: selective` keeps: the inputs and outputs of matmuls that cost a matmul to
 # make again. Recomputed instead: norms, attention's scores and softmax, activation functions, and gathers before
 # matmuls.
-SELECTIVE_NAMES = ("query", "key", "value", "attention", "attention_residual", "gate", "up")
+SELECTIVE_NAMES = ("query", "key", "value", ATTENTION, LOG_SUM_EXP, "attention_residual", "gate", "up")
 
 
 def recomputed(function: Callable[..., jax.Array], config: ModelConfig) -> Callable[..., jax.Array]:
@@ -116,7 +116,7 @@ class Attention(nnx.Module):
         if cache is not None:
             cache = cache.write(k, v, inputs.offset)
             k, v = cache.keys, cache.values
-        out = attention(
+        out = inputs.attend(
             q,
             k,
             v,
@@ -126,7 +126,7 @@ class Attention(nnx.Module):
             soft_cap=self.config.soft_cap,
             query_offset=inputs.offset,
         )
-        return self.out.row(checkpoint_name(flat(out), "attention"), x_BsD.shape[0], inputs.split), cache
+        return self.out.row(flat(out), x_BsD.shape[0], inputs.split), cache
 
     def _kv(self, x_TD: jax.Array, projection: Projection, query_heads: int) -> jax.Array:
         heads, kv_heads = self.config.heads, self.config.num_kv_heads

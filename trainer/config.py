@@ -14,6 +14,7 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from models.config import ModelConfig
+from pallas_kernels.config import AttentionConfig
 from sharding.mesh import MeshConfig
 from sharding.pipeline.config import PipelineConfig
 from sharding.zero import ZeroConfig
@@ -44,6 +45,7 @@ class Config:
     batch: BatchConfig = BatchConfig()
     precision: PrecisionConfig = PrecisionConfig()
     recompute: RecomputeConfig = RecomputeConfig()
+    attention: AttentionConfig = AttentionConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     data: DataConfig = DataConfig()
     train: TrainConfig = TrainConfig()

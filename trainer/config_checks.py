@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pallas_kernels.attention import choose
 from sharding.mesh import BATCH_AXES
 from trainer.config_yaml import KeyPath
 from trainer.pipeline import find_schedule, is_table, make_schedule, make_stages
@@ -44,6 +45,7 @@ NO_EFFECT = (
     NoEffect("optimizer.decay_steps", "optimizer.schedule", ("constant",), "it never decays"),
     NoEffect("optimizer.min_ratio", "optimizer.schedule", ("constant",), "it never decays"),
     NoEffect("zero.persist_below", "zero.stage", (0,), "everything stays whole"),
+    NoEffect("batch.parts", "mesh.tensor", (1,), "layers send nothing", may_wait=True),
     NoEffect("pipeline", "mesh.pipeline", (1,), "there are no stages", may_wait=True),
     NoEffect("data.text_key", "data.path", ("stdlib",), "there are no records"),
 )
@@ -67,6 +69,7 @@ def contradictions(config: Config) -> Iterator[str]:
         yield str(error)
         return
     yield from _sequence(config)
+    yield from _attention(config)
     if problems := [*_batch(config, mesh.sizes)]:
         yield from problems
     else:
@@ -96,7 +99,16 @@ def _sequence(config: Config) -> Iterator[str]:
         )
 
 
+def _attention(config: Config) -> Iterator[str]:
+    try:
+        choose(config.attention.implementation, config.model.dim_per_head, on_gpu=True)
+    except ValueError as error:
+        yield str(error)
+
+
 def _pipeline(config: Config, mesh: dict[str, int]) -> Iterator[str]:
+    if mesh["pipeline"] == -1:
+        yield from _schedule_name(config.pipeline.schedule)
     if mesh["pipeline"] in (1, -1):
         return
     try:
@@ -107,8 +119,6 @@ def _pipeline(config: Config, mesh: dict[str, int]) -> Iterator[str]:
     try:
         if all(mesh[axis] > 0 for axis in BATCH_AXES):
             make_schedule(config, mesh)
-    if mesh["pipeline"] == -1:
-        yield from _schedule_name(config.pipeline.schedule)
     except ValueError as error:
         yield f"pipeline.schedule: {error}"
     if config.pipeline.keep == "inputs" and config.recompute.policy == "full" and stages.depth == 1:
@@ -116,6 +126,15 @@ def _pipeline(config: Config, mesh: dict[str, int]) -> Iterator[str]:
             "pipeline.keep=inputs runs a stage of one layer again for its backward pass, and recompute=full would run "
             "that layer once more and save nothing; leave one of them out"
         )
+
+
+def _schedule_name(name: str) -> Iterator[str]:
+    """All that can be told before the number of stages is known."""
+    try:
+        if not is_table(name):
+            find_schedule(name, stages=1, chunks=1, micro_batches=1)
+    except ValueError as error:
+        yield f"pipeline.schedule: {error}"
 
 
 def _tensor(config: Config, tensor: int) -> Iterator[str]:
@@ -128,15 +147,6 @@ def _tensor(config: Config, tensor: int) -> Iterator[str]:
             f"sequence; use {_multiples(sequence, tensor)}, or {use}"
         )
     if heads % tensor:
-def _schedule_name(name: str) -> Iterator[str]:
-    """All that can be told before the number of stages is known."""
-    try:
-        if not is_table(name):
-            find_schedule(name, stages=1, chunks=1, micro_batches=1)
-    except ValueError as error:
-        yield f"pipeline.schedule: {error}"
-
-
         yield f"model.heads={heads} does not divide by mesh.tensor={tensor}; {use}"
     elif kv_heads % tensor and tensor % kv_heads:
         yield f"of model.kv_heads={kv_heads} and mesh.tensor={tensor} one must divide the other; {use}"

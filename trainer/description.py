@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from models.presets import num_parameters
+from pallas_kernels.attention import choose
 from sharding.layout import Layout
 from sharding.mesh import num_groups
 from sharding.pipeline.executor import Pipeline
@@ -95,6 +96,8 @@ class Description:
     tokens_per_step: int
     model_flops_per_token: float
     """By the convention of `trainer.metrics.model_flops_per_token`."""
+    attention: str
+    """What computes it, and why; on GPUs, unless there are virtual devices."""
     pipeline: Stages | None
     """None without stages."""
     parameters: list[Parameter]
@@ -115,6 +118,8 @@ def describe(config: Config) -> Description:
     groups = num_groups(sizes)
     held = parameters(config)
     trace = trace_step(_scanned(config))
+    on_gpu = config.mesh.virtual_devices is None
+    attention = choose(config.attention.implementation, config.model.dim_per_head, on_gpu)
     activations = list(saved_by_layer(trace.program, make_stages(config, sizes).depth))
     return Description(
         config=_written_out(config).to_dict(),
@@ -126,6 +131,7 @@ def describe(config: Config) -> Description:
         accumulation=config.batch.accumulation(groups),
         tokens_per_step=config.batch.global_ * config.batch.sequence,
         model_flops_per_token=model_flops_per_token(config.model, config.batch.sequence),
+        attention=f"{attention.name}: {attention.why}",
         pipeline=_stages(trace.pipeline) if trace.pipeline else None,
         parameters=held,
         activations=activations,

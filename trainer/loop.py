@@ -89,6 +89,9 @@ class Loop:
         trainer, train = self.trainer, self.config.train
         if (pipeline := trainer.program.pipeline) and (said := advice(trainer.config, pipeline.schedule)):
             display.say(said)
+        display.say(f"attention: {trainer.program.attention.name} ({trainer.program.attention.why})")
+        for note in trainer.program.gpu_settings.notes:
+            display.say(note)
         display.say("compiling the train step")
         self.logged_at = time.perf_counter()
         with (

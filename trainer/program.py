@@ -17,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from models.decoder import Decoder
 from models.inputs import Batch
 from models.recompute import block_policy
+from pallas_kernels.attention import choose
 from sharding import collectives, randomness
 from sharding.layout import RULES, Layout, plan
 from sharding.mesh import BATCH_AXES, ZERO_AXES, num_groups
@@ -25,6 +26,7 @@ from sharding.zero import FETCHED, Zero
 from trainer import loss_scale
 from trainer.config import Config
 from trainer.generate import generator
+from trainer.gpu_settings import GpuSettings, gpu_settings
 from trainer.optimizer import make_optimizer
 from trainer.pipeline import make_pipeline, make_stages, vocab_axes
 from trainer.schedules import learning_rate
@@ -56,12 +58,19 @@ class Program:
     def __init__(self, config: Config, mesh: Mesh) -> None:
         self.config = config
         self.mesh = mesh
-        self.model = Decoder(config.model, vocab_axes(config))
+        on_gpu = not self.on_cpu
+        self.attention = choose(config.attention.implementation, config.model.dim_per_head, on_gpu)
+        self.model = Decoder(config.model, vocab_axes(config), self.attention.attend, config.batch.parts)
         self.layouts = plan_layouts(config, dict(mesh.shape))
         self.stages = make_stages(config, dict(mesh.shape))
         self.zero = Zero(config.zero.stage, jnp.dtype(config.precision.compute), jnp.dtype(config.precision.reduce))
         decays = {name: declaration.decays for name, declaration in self.model.declarations.items()}
         self.optimizer = make_optimizer(config.optimizer, decays)
+
+    @property
+    def on_cpu(self) -> bool:
+        """A mesh that is only traced for has no devices, and is taken as one of GPUs."""
+        return isinstance(self.mesh, Mesh) and self.mesh.devices.flat[0].platform == "cpu"
 
     @property
     def num_groups(self) -> int:
@@ -75,9 +84,8 @@ class Program:
     @cached_property
     def pipeline(self) -> Pipeline | None:
         """What runs the layers of several stages; None where one device holds them all."""
-        on_cpu = isinstance(self.mesh, Mesh) and self.mesh.devices.flat[0].platform == "cpu"
         pipeline = make_pipeline(self.config, dict(self.mesh.shape))
-        return pipeline and dataclasses.replace(pipeline, in_turn=on_cpu)
+        return pipeline and dataclasses.replace(pipeline, in_turn=self.on_cpu)
 
     @cached_property
     def state_specs(self) -> Tree:
@@ -102,7 +110,13 @@ class Program:
         """The train step, (TrainState, Batch) -> (TrainState, Metrics), jitted; the state passed in is donated."""
         metrics = _all(Metrics, PartitionSpec())
         specs = (self.state_specs, self.batch_specs)
-        return jax.jit(self.manual(self.train_step, specs, (self.state_specs, metrics)), donate_argnums=0)
+        manual = self.manual(self.train_step, specs, (self.state_specs, metrics))
+        return jax.jit(manual, donate_argnums=0, compiler_options=self.gpu_settings.options)
+
+    @cached_property
+    def gpu_settings(self) -> GpuSettings:
+        """What XLA is told for the train step; nothing on the CPU, or where the step is only traced."""
+        return gpu_settings(self.mesh.devices.flat[0]) if isinstance(self.mesh, Mesh) else GpuSettings()
 
     @cached_property
     def evaluate(self) -> Callable[[dict[str, jax.Array], Batch], tuple[jax.Array, jax.Array]]:

@@ -71,6 +71,7 @@ def _summary(d: Description) -> Table:
     table.add_row("a step", f"{d.tokens_per_step:,} tokens: {sequences:,} sequences of {length:,}")
     table.add_row("", f"micro batch {d.micro_batch} x accumulation {d.accumulation} x {groups} groups of devices")
     table.add_row("model FLOPs", flops)
+    table.add_row("attention", d.attention)
     if d.pipeline:
         for name, text in _pipeline(d.pipeline):
             table.add_row(name, text)

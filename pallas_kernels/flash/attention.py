@@ -11,9 +11,8 @@ from jax.ad_checkpoint import checkpoint_name
 from pallas_kernels.flash.backward import backward
 from pallas_kernels.flash.forward import forward
 from pallas_kernels.flash.spec import Arrays, Spec, Tile, Tiles
+from pallas_kernels.names import ATTENTION, LOG_SUM_EXP
 
-OUT, LSE = "flash_out", "flash_lse"
-"""Names of what backward needs of forward, for a policy of recomputation to keep."""
 SMALL = Tiles(*[Tile(32, 32, 4, 2)] * 3)
 
 
@@ -38,7 +37,8 @@ def flash_attention(
     H / G neighbouring query heads. Query i stands at key position `query_offset` + i. It sees keys of its own segment,
     where `segments` = ([B, S], [B, T]) int32 are given; if `causal`, those at or before it; and those less than
     `window` before it. `soft_cap` bounds logits as cap x tanh(logits / cap), then ALiBi adds -slope x |distance|.
-    `scale` is K^-1/2 unless given. A query that sees no key gives 0, and a log-sum-exp of -1e30.
+    `scale` is K^-1/2 unless given. A query that sees no key gives 0, and a log-sum-exp of -1e30. A key that is not seen
+    changes nothing, as long as what it holds is finite and so are its products.
 
     Both results can be differentiated, with regard to `q`, `k` and `v`; twice the same input gives the same bits.
     """
@@ -58,7 +58,7 @@ Residuals = tuple[Arrays, jax.Array, jax.Array]
 
 def _flash_forward(spec: Spec, arrays: Arrays) -> tuple[tuple[jax.Array, jax.Array], Residuals]:
     out, lse = forward(spec, arrays)
-    out, lse = checkpoint_name(out, OUT), checkpoint_name(lse, LSE)
+    out, lse = checkpoint_name(out, ATTENTION), checkpoint_name(lse, LOG_SUM_EXP)
     return (out, lse), (arrays, out, lse)
 
 

@@ -86,6 +86,8 @@ class Row:
     layers: tuple[int, ...] | None = None
     keep: str = "residuals"
     head: str = "spread"
+    attention: str = "reference"
+    parts: int = 1
 
     @property
     def num_devices(self) -> int:
@@ -106,8 +108,10 @@ class Row:
                 },
                 **({"pipeline": self._pipeline} if self.pipeline > 1 else {}),
                 "zero": {"stage": self.zero} | ({"persist_below": self.persist_below} if self.persist_below else {}),
-                "batch": {"global": GLOBAL, "micro": micro, "sequence": SEQUENCE},
+                "batch": {"global": GLOBAL, "micro": micro, "sequence": SEQUENCE}
+                | ({"parts": self.parts} if self.parts > 1 else {}),
                 "recompute": self.recompute,
+                "attention": {"implementation": self.attention},
                 "optimizer": OPTIMIZERS[self.task.optimizer],
                 "train": {"steps": STEPS},
                 "seed": 3,
@@ -134,7 +138,9 @@ class Row:
         ]
         parts += self._pipeline_parts if self.pipeline > 1 else []
         parts += [f"accumulate{self.accumulation}"] if self.accumulation > 1 else []
+        parts += [f"parts{self.parts}"] if self.parts > 1 else []
         parts += [self.recompute] if self.recompute != "none" else []
+        parts += [self.attention] if self.attention != "reference" else []
         parts += [] if self.scan else ["unrolled"]
         parts += [f"persist{self.persist_below}"] if self.persist_below else []
         return "-".join(parts)
@@ -162,6 +168,16 @@ SPANNING_PIPELINES = [
     Row(NOISY_DEEP, zero=2, pipeline=2, data=2, tensor=2, **TWO_CHUNKS, head="last", accumulation=6),
     Row(NOISY_DEEP, zero=1, pipeline=4, data=2, accumulation=6, recompute="selective", persist_below=64),
 ]
+PALLAS: dict[str, Any] = {"attention": "pallas"}
+SPANNING_KERNELS = [
+    Row(LLAMA, zero=3, data=2, tensor=2, **PALLAS, accumulation=4, recompute="selective"),
+    Row(BLOOM, zero=1, data=2, tensor=4, **PALLAS, recompute="full", scan=False),
+    Row(NOISY_DEEP, zero=2, pipeline=2, data=2, tensor=2, **TWO_CHUNKS, **PALLAS, accumulation=6),
+]
+SPANNING_PARTS = [
+    Row(GPT2, zero=3, data=2, tensor=2, accumulation=4, parts=3, recompute="selective"),
+    Row(NOISY_DEEP, zero=1, pipeline=2, tensor=2, accumulation=4, parts=2, recompute="full", scan=False),
+]
 SPANNING = [
     Row(LLAMA, zero=0, replica=2, data=2, accumulation=4),
     Row(LLAMA, zero=1, data=4, tensor=2, accumulation=3),
@@ -178,6 +194,8 @@ SPANNING = [
     Row(NOISY, zero=1, replica=2, data=2, tensor=2, accumulation=4, recompute="selective"),
     Row(NOISY, zero=2, data=4, persist_below=64),
     *SPANNING_PIPELINES,
+    *SPANNING_KERNELS,
+    *SPANNING_PARTS,
 ]
 """A part that has every value of every factor, and the pairs that are likeliest to go wrong."""
 

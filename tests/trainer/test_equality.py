@@ -36,6 +36,8 @@ FACTORS: dict[str, set[object]] = {
     "layers": {None, (1, 3, 2, 2)},
     "keep": {"residuals", "inputs"},
     "head": {"spread", "last"},
+    "attention": {"reference", "pallas"},
+    "parts": {1, 2, 3},
 }
 
 

