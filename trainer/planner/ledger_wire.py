@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import permutations
@@ -13,13 +13,12 @@ from jax.extend.core import ClosedJaxpr
 from sharding.mesh import AXES
 from trainer.planner.comparison import REPEATED, Line, is_repeated
 from trainer.planner.compiled_wire import Message, messages
-from trainer.planner.executed import executed
 from trainer.planner.hlo import Module
+from trainer.planner.ledger_loops import sent_before_loops
 from trainer.wire import Kind, Transfer, wire
 
 HOISTED = "the same in each round of a loop, and sent once before it"
 FOLDED = "sums over some axes and then over others, made one sum"
-BODY = "/while/body"
 Sum = tuple[Kind, tuple[str, ...], str]
 """What a line adds up: kind, axes in the order of the mesh, and dtype."""
 
@@ -45,100 +44,47 @@ def compare_wire(
     Raises:
         HloError: see `trainer.planner.compiled_wire.messages`.
     """
-    traced, compiled = _by_sum(wire(program, shares)), list(messages(module, mesh, shares))
-    sums = {*traced, *(key for message in compiled for key in _by_sum(message.transfers))}
-    lines = [_line(key, traced.get(key, []), compiled) for key in sorted(sums)]
+    traced = [_in_mesh_order(transfer) for transfer in wire(program, shares)]
+    compiled = list(messages(module, mesh, shares))
+    sums = {_sum(transfer) for transfer in (*traced, *(t for message in compiled for t in message.transfers))}
+    lines = [_line(key, traced, compiled) for key in sorted(sums)]
     if any(line.unexplained for line in lines):
-        sent_before = _sent_before_loops(wire(program, shares), compiled, _rounds(module, shares))
-        lines = [line.with_cause(HOISTED, sent_before[line.kind, line.axes, line.dtype]) for line in lines]
+        saved = sent_before_loops(traced, compiled, module, shares)
+        lines = [
+            line.with_cause(HOISTED, sum(size for sort, size in saved.items() if sort[:3] == key))
+            for key, line in zip(sorted(sums), lines, strict=True)
+        ]
     return folded(lines)
 
 
-def _sum_of(transfer: Transfer) -> Sum:
-    return transfer.kind, tuple(axis for axis in AXES if axis in transfer.axes), transfer.dtype
+def _in_mesh_order(transfer: Transfer) -> Transfer:
+    return dataclasses.replace(transfer, axes=tuple(axis for axis in AXES if axis in transfer.axes))
 
 
-def _by_sum(transfers: Iterable[Transfer]) -> dict[Sum, list[Transfer]]:
-    found: dict[Sum, list[Transfer]] = defaultdict(list)
-    for transfer in transfers:
-        found[_sum_of(transfer)].append(transfer)
-    return found
+def _sum(transfer: Transfer) -> Sum:
+    return transfer.kind, transfer.axes, transfer.dtype
 
 
 def _line(key: Sum, traced: Sequence[Transfer], compiled: Sequence[Message]) -> WireLine:
     kind, axes, dtype = key
-    parts = [(message, payload) for message in compiled if (payload := _part(message, key))]
+    mine = [transfer for transfer in traced if _sum(transfer) == key]
+    parts = [(message, _part(message, key)) for message in compiled]
     line = WireLine(
         name=f"{kind} over {' x '.join(axes)}, {dtype}",
-        traced=sum(transfer.payload for transfer in traced),
+        traced=sum(transfer.payload for transfer in mine),
         compiled=sum(payload for _, payload in parts),
         kind=kind,
         axes=axes,
         dtype=dtype,
-        collectives=sum(transfer.count for transfer in traced),
-        messages=sum(message.times for message, _ in parts),
+        collectives=sum(transfer.count for transfer in mine),
+        messages=sum(message.times for message, payload in parts if payload),
     )
     return line.with_cause(REPEATED, sum(payload for message, payload in parts if is_repeated(message.executed)))
 
 
 def _part(message: Message, key: Sum) -> int:
     """Bytes of a message that belong to a line, for all the times that it is sent."""
-    return sum(transfer.payload for transfer in _by_sum(message.transfers).get(key, []))
-
-
-def _sent_before_loops(
-    traced: Sequence[Transfer], compiled: Sequence[Message], rounds: Mapping[str, int]
-) -> Counter[Sum]:
-    """Bytes that are less because something is sent once, before a loop in each round of which jax has it."""
-    fewer = _arrays(traced)
-    fewer.subtract(_arrays(transfer for message in compiled for transfer in message.transfers))
-    inside = {
-        (_name(message), array) for message in compiled if _is_in_place(message) for array in _arrays(message.transfers)
-    }
-    found: Counter[Sum] = Counter()
-    for message in compiled:
-        for transfer in message.transfers:
-            (array,) = _arrays([transfer])
-            # What is inside of the loop too is one of its rounds, taken out of it.
-            if fewer[array] > 0 and not _is_in_place(message) and (_name(message), array) not in inside:
-                times = rounds.get(_loop(_name(message)), message.times)
-                found[array[:3]] += transfer.payload // message.times * (message.times - times)
-    return found
-
-
-def _arrays(transfers: Iterable[Transfer]) -> Counter[tuple[Kind, tuple[str, ...], str, int]]:
-    """How often an array of so many elements is sent, of each line."""
-    counts: Counter[tuple[Kind, tuple[str, ...], str, int]] = Counter()
-    for transfer in transfers:
-        counts[*_sum_of(transfer), transfer.elements] += transfer.count
-    return counts
-
-
-def _name(message: Message) -> str:
-    return message.executed.instruction.op_name
-
-
-def _is_in_place(message: Message) -> bool:
-    return len(message.executed.loops) >= _depth(_name(message))
-
-
-def _rounds(module: Module, shares: Mapping[str, Fraction]) -> dict[str, int]:
-    """How often the body of a loop runs in a step, by the loop's name in jax; of loops of one name the first."""
-    found: dict[str, int] = {}
-    for one in executed(module, shares):
-        name = one.instruction.op_name
-        if one.times is not None and 0 < _depth(name) == len(one.loops):
-            found.setdefault(_loop(name), int(one.times))
-    return found
-
-
-def _loop(op_name: str) -> str:
-    """The innermost loop that jax made something in."""
-    return op_name.rpartition(BODY)[0]
-
-
-def _depth(op_name: str) -> int:
-    return op_name.count(BODY)
+    return sum(transfer.payload for transfer in message.transfers if _sum(transfer) == key)
 
 
 def folded(lines: Sequence[WireLine]) -> list[WireLine]:
@@ -146,7 +92,7 @@ def folded(lines: Sequence[WireLine]) -> list[WireLine]:
     found = list(lines)
     for one, other, both in permutations(range(len(lines)), 3):
         first, second, joint = found[one], found[other], found[both]
-        if one < other and _can_befolded(first, second, joint):
+        if one < other and _can_be_folded(first, second, joint):
             amount = min(-first.unexplained, -second.unexplained, joint.unexplained)
             if amount > 0:
                 found[one] = first.with_cause(FOLDED, -amount)
@@ -155,6 +101,6 @@ def folded(lines: Sequence[WireLine]) -> list[WireLine]:
     return found
 
 
-def _can_befolded(one: WireLine, other: WireLine, both: WireLine) -> bool:
+def _can_be_folded(one: WireLine, other: WireLine, both: WireLine) -> bool:
     kinds = {(line.kind, line.dtype) for line in (one, other, both)}
     return kinds == {("all_reduce", one.dtype)} and sorted((*one.axes, *other.axes)) == sorted(both.axes)
