@@ -27,7 +27,7 @@ COMPILED = {
 }
 Units = tuple[tuple[str, float], ...]
 SIZES: Units = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
-OPERATIONS: Units = (("PFLOP", 1e15), ("TFLOP", 1e12), ("GFLOP", 1e9), ("FLOP", 1))
+OPERATIONS: Units = (("PFLOP", 1e15), ("TFLOP", 1e12), ("GFLOP", 1e9), ("MFLOP", 1e6), ("FLOP", 1))
 
 WORTH_SAYING = 1e-3
 
