@@ -64,6 +64,7 @@ def fill_in_here(config: Config, devices: Sequence[jax.Device], say: Say = str) 
     )
     gpus_per_node = max(Counter(device.process_index for device in devices).values())
     compiler = partial(compile_for, devices=devices)
+    say(f"mesh: auto: searching for {len(devices)} x {limited.name}")
     laid_out, choice = _search(config, limited, pool, len(devices), gpus_per_node, compiler, say)
     return laid_out, (
         f"mesh: auto takes {choice.candidate}: {choice.seconds:.3g} s per step by closed forms, and compiled to "
