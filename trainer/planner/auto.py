@@ -20,7 +20,7 @@ from trainer.errors import ConfigError
 from trainer.planner.compiled import compile_for
 from trainer.planner.gpu import KINDS, Gpu, load
 from trainer.planner.ranking import MARGIN, Choice
-from trainer.planner.search import Compiler, Say, search
+from trainer.planner.search import Compiler, Say, quiet, search
 from trainer.units import GIB
 
 
@@ -38,7 +38,7 @@ def fill_in(config: Config, gpu: Gpu, gpus: int | None, gpus_per_node: int) -> t
     return laid_out, f"mesh: auto takes {choice.candidate}"
 
 
-def fill_in_here(config: Config, devices: Sequence[jax.Device], say: Say = str) -> tuple[Config, str | None]:
+def fill_in_here(config: Config, devices: Sequence[jax.Device], say: Say = quiet) -> tuple[Config, str | None]:
     """The same for the devices that it will run on: compiled for them, so that it fits.
 
     A CPU has no description to search by: all its devices stand along `data`, and the rest is as the config has it.
@@ -91,7 +91,7 @@ def _search(
     gpus: int,
     gpus_per_node: int,
     compiler: Compiler | None = None,
-    say: Say = str,
+    say: Say = quiet,
 ) -> tuple[Config, Choice]:
     """The winner, which leaves a margin of `pool` bytes, and is compiled if that is possible."""
     gpu = dataclasses.replace(gpu, memory_bytes=gpu.reserved_bytes + (1 - MARGIN) * pool)

@@ -30,7 +30,11 @@ WORTH_IT = 0.01
 """Gains that are told, as a part of a step."""
 
 Compiler = Callable[[Config], CompiledStep]
-Say = Callable[[str], object]
+Say = Callable[[str], None]
+
+
+def quiet(text: str) -> None:
+    """Says nothing."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,7 @@ def search(
     fixed: frozenset[str] = frozenset(),
     compiled: int = 0,
     compiler: Compiler | None = None,
-    say: Say = str,
+    say: Say = quiet,
 ) -> Found:
     """The `top` fastest meshes for `config` on `gpus` GPUs of a kind, and their layouts.
 
