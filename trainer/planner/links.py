@@ -15,7 +15,6 @@ import numpy as np
 from trainer.planner.gpu import Gpu
 from trainer.wire import Kind
 
-
 FLAGGED = 4
 """Small messages go with a flag beside each word, so that nobody waits for a barrier: at a quarter of the bandwidth, at
 worst (NCCL's LL protocol)."""

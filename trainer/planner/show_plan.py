@@ -18,8 +18,10 @@ from trainer.config import Config
 from trainer.planner.auto import fill_in
 from trainer.planner.compiled import check_installed, compile_step
 from trainer.planner.gpu import load
+from trainer.planner.links import Cluster
 from trainer.planner.plan import Plan, on, plan
 from trainer.planner.show_compiled import compared, compiled_tables
+from trainer.planner.show_overlap import overlapped
 from trainer.tables import make_table, wide_console
 from trainer.units import GIB
 
@@ -82,7 +84,10 @@ def show_plan(
     made = plan(config, gpu, gpus, gpus_per_node)
     made = dataclasses.replace(made, assumed=taken or made.assumed)
     laid_out = on(config, gpus)[0]
-    found = compared(made, compile_step(laid_out, kind, gpus_per_node)) if compiled else None
+    found = None
+    if compiled:
+        step = compile_step(laid_out, kind, gpus_per_node)
+        found = compared(made, step) | {"overlap": overlapped(step, Cluster(kind, gpus_per_node))}
     if html is not None:
         beside = compiled_tables(found | {"seconds": {}}) if found else []  # a page has no clock
         report.write(html, report.page(made, laid_out, kind, tokens=tokens, storage=storage, compiled=beside))
