@@ -13,7 +13,7 @@ from sharding.mesh import PIPELINE, num_groups
 from trainer.config import Config
 from trainer.pipeline import make_stages
 from trainer.planner.flow import Flow, lockstep
-from trainer.planner.practice import MESHWRIGHT, Practice
+from trainer.planner.practice import MESHWRIGHT, OURS, Practice
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Of an element."""
@@ -57,7 +57,7 @@ class Arrangement:
     practice: Practice = MESHWRIGHT
 
     @classmethod
-    def of(cls, config: Config, practice: Practice = MESHWRIGHT) -> Arrangement:
+    def of(cls, config: Config) -> Arrangement:
         """That of a config of ours, no mesh axis of which is -1.
 
         Raises:
@@ -85,7 +85,7 @@ class Arrangement:
             recompute=config.recompute.policy,
             keeps_inputs=mesh[PIPELINE] > 1 and section.keep == "inputs",
             spread=mesh[PIPELINE] > 1 and section.head == "spread",
-            practice=practice,
+            practice=OURS[config.attention.implementation],
         )
 
     @property

@@ -18,8 +18,8 @@ TILE = 128 * 256
 """Elements of a matmul's result that a multiprocessor makes at a time."""
 DEPTH_HALF = 128
 """Contracted elements for which a tile takes as long to start and to store as to multiply."""
-FLASH_BACKWARD = 2.5, 0.8
-"""FLOPs of a flash attention's backward over those of its forward (five matmuls for two), and FLOP/s likewise."""
+FLASH_BACKWARD = 0.8
+"""FLOP/s of a flash attention's backward over those of its forward."""
 SCORE_BACKWARD = 11 / 9
 """Bytes of the elementwise work on materialised scores in a backward, over those of a forward."""
 STREAM_FORWARD, STREAM_BACKWARD = 11, 19
@@ -153,7 +153,7 @@ class Costs:
         scores = a.micro_batch * self.block.heads * a.sequence * keys
         of_one = 2 * scores * a.model.dim_per_head
         if a.practice.attention == "flash":
-            extra, speed = FLASH_BACKWARD if matmuls > 2 else (1, 1)
+            extra, speed = (a.practice.flash_backward / 2, FLASH_BACKWARD) if matmuls > 2 else (1, 1)
             flops = of_one * extra * (1 - keys / (2 * a.sequence)) * 2
             seconds = flops / (gpu.flops(a.itemsize) * gpu.efficiency.attention * speed)
             return Cost(flops=flops, attention=seconds + gpu.launch_seconds)

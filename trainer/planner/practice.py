@@ -55,6 +55,8 @@ class Practice:
     """Norms and residuals are cut over `tensor`, with gathers and scatters around; else all-reduces."""
     attention: Literal["flash", "materialised"]
     """Scores stay on the chip and only the causal half is computed, or they are written to memory, all of them."""
+    flash_backward: int = 5
+    """Matmuls of a flash attention's backward, for two of its forward."""
     score_bytes: float
     """Read and written for each score, where they are materialised, between the two matmuls of a forward."""
     scores_at_work: float = 0
@@ -139,3 +141,15 @@ MESHWRIGHT = Practice(
     allocator=1.0,
 )
 """This trainer. What a block keeps is that of `trainer.saved`, and what it sends again that of `docs/recompute.md`."""
+
+MESHWRIGHT_PALLAS = replace(
+    MESHWRIGHT,
+    attention="flash",
+    flash_backward=7,  # scores are made twice, so that no two programs add to one gradient
+    kept={**MESHWRIGHT.kept, "none": replace(MESHWRIGHT.kept["none"], attention=1)},
+    again={**MESHWRIGHT.again, "selective": replace(MESHWRIGHT.again["selective"], attention=0)},
+)
+"""With `attention.implementation: pallas`: the output and its log-sum-exp are kept, and no score."""
+
+OURS = {"auto": MESHWRIGHT, "reference": MESHWRIGHT, "pallas": MESHWRIGHT_PALLAS}
+"""By `attention.implementation`."""
