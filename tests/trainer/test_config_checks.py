@@ -38,6 +38,10 @@ REFUSED = {
         "batch.global=32 = micro 3 x accumulation x 2 has no whole solution: each of the 2 groups "
         "(mesh.replica x mesh.data x mesh.expert) takes 16 sequences; batch.micro can be one of [1, 2, 4, 8, 16]",
     ),
+    "a micro-batch that has no such parts": (
+        {"mesh.data": 2, "mesh.tensor": 2, "batch.micro": 8, "batch.parts": 3},
+        "a micro-batch of 8 sequences has no batch.parts=3 equal parts; use one of [1, 2, 4, 8]",
+    ),
     "virtual devices that are too few": (
         {"mesh.data": 4, "mesh.virtual_devices": 2},
         "mesh: data 4 needs 4 devices, and there are 2",
@@ -180,6 +184,12 @@ class TestResolve:
         with pytest.raises(ConfigError) as error:
             Config.from_dict({"mesh": mesh}).resolve(devices)
         assert str(error.value).startswith(message)
+
+
+def test_parts_need_tensor_parallelism_or_that_there_is_none_said() -> None:
+    with pytest.raises(ConfigError, match=r"batch.parts: has no effect with mesh.tensor=1"):
+        Config.from_dict({"batch": {"parts": 2}})
+    assert Config.from_dict({"batch": {"parts": 2}, "mesh": {"tensor": 1}}).batch.parts == 2
 
 
 def test_a_pipeline_section_needs_stages_or_that_there_are_none_said() -> None:

@@ -39,6 +39,23 @@ def test_a_block_sends_two_and_two_forward_and_the_same_backward() -> None:
     assert found["reduce_scatter", TENSOR, x] == 3 * (2 + 2) + 2  # the other way round
 
 
+def test_a_micro_batch_in_parts_sends_the_same_in_twice_as_many_messages() -> None:
+    """Of activations; weights are gathered, and their gradients scattered, once for all parts."""
+    config = Case(3, 4, 2).config
+    parts = dataclasses.replace(config, batch=dataclasses.replace(config.batch, parts=2))
+    found = _counts(parts)
+    x = 2 * 48 * 64  # sequences x tokens x hidden
+    for (kind, axes, elements), count in _counts(config).items():
+        in_blocks = count - 4 * 2 if axes == TENSOR and elements == x else 0  # but for embedding and head
+        assert found.get((kind, axes, elements), 0) == count - in_blocks
+        if in_blocks:
+            assert found[kind, axes, x // 2] == 2 * in_blocks
+
+
+def _counts(config: Config) -> dict[tuple[str, tuple[str, ...], int], int]:
+    return {(t.kind, t.axes, t.elements): t.count for t in wire(trace_step(config).program)}
+
+
 def test_weights_travel_in_compute_and_gradients_in_reduce() -> None:
     config = Case(3, tensor=2).config
     assert _dtypes(config) == {("all_gather", COMPUTE), ("reduce_scatter", REDUCE)}
