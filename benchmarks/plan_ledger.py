@@ -22,7 +22,7 @@ from trainer.config import Config
 from trainer.description import resolve
 from trainer.planner import load, plan
 from trainer.planner.compiled import compile_step
-from trainer.planner.show_compiled import OPERATIONS, SIZES, compared, verdict
+from trainer.planner.show_compiled import UNITS, compared, verdict
 from trainer.units import GIB
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -74,7 +74,7 @@ RUNS: Mapping[str, tuple[str, list[str]]] = {
 ALLOWED = 0.08
 
 
-UNITS = {"wire": SIZES, "flops": OPERATIONS, "bytes": SIZES}
+GROUPS = ("wire", "flops", "bytes")
 Found = dict[str, Any]
 """See `trainer.planner.show_compiled.compared`."""
 
@@ -83,7 +83,7 @@ def main(names: list[str]) -> int:
     """Prints the table and all causes; how many runs have something unexplained, or a total that is off."""
     jax.config.update("jax_platforms", "cpu")
     found = {name: _measured(RUNS[name]) for name in names or RUNS}
-    columns = ["config", "GPUs", *UNITS, "planned GiB", "compiled", "off by", "seconds"]
+    columns = ["config", "GPUs", *GROUPS, "planned GiB", "compiled", "off by", "seconds"]
     show(
         "Traced and compiled, for H100s", columns, [[name, *_row(config, one)] for name, (config, one) in found.items()]
     )
@@ -106,7 +106,7 @@ def _row(config: Config, found: Found) -> list[str]:
     total, ledger = found["total"], found["ledger"]
     return [
         f"{math.prod(config.mesh.sizes.values()):,}",
-        *(_verdict(ledger[group]) if group in ledger else "not compared" for group in UNITS),
+        *(_verdict(ledger[group]) if group in ledger else "not compared" for group in GROUPS),
         *(f"{total[whose] / GIB:.2f}" for whose in ("planned", "compiled")),
         f"{found['difference']:+.1%}",
         f"{sum(found['seconds'].values()):.0f}",

@@ -32,11 +32,28 @@ MASTER, MOMENTS, BATCH = "state.parameters", "state.optimizer", "batch"
 
 
 @dataclass(frozen=True)
-class Ledger:
+class Work:
+    """What a device of one pipeline stage does in a step."""
+
     wire: list[WireLine]
-    """Of the pipeline stage that sends most, or of one that is not explained."""
-    flops: list[Line]
-    """FLOPs of matmuls, and how often each kernel runs; of the same stage."""
+    flops: Line
+    """Of matmuls outside of kernels."""
+    kernels: list[Line]
+    """How often each of Pallas' runs."""
+
+    @property
+    def lines(self) -> list[Line]:
+        return [*self.wire, self.flops, *self.kernels]
+
+    @property
+    def is_explained(self) -> bool:
+        return not any(line.unexplained for line in self.lines)
+
+
+@dataclass(frozen=True)
+class Ledger:
+    work: Work
+    """Of the stage that sends most, or of one that is not explained."""
     stages: int
     """That were compared: all that do not do the same."""
     held: list[Line]
@@ -44,7 +61,7 @@ class Ledger:
 
     @property
     def unexplained(self) -> list[Line]:
-        return [line for line in (*self.wire, *self.flops, *self.held) if line.unexplained]
+        return [line for line in (*self.work.lines, *self.held) if line.unexplained]
 
 
 def compare(step: CompiledStep) -> Ledger:
@@ -53,28 +70,28 @@ def compare(step: CompiledStep) -> Ledger:
     Raises:
         HloError: the compiled program has something for which there is no rule.
     """
-    program, mesh = step.trace.program, dict(step.program.mesh.shape)
-    distinct = [dict(shares) for shares in {tuple(shares.items()): None for shares in step.trace.shares}]
-    found = [
-        (
-            compare_wire(program, step.module, mesh, shares),
-            [_flops(program, step.module, shares), *_kernels(program, step.module, shares)],
-        )
-        for shares in distinct
-    ]
-    odd = [one for one in found if any(line.unexplained for lines in one for line in lines)]
-    wire, flops = max(odd or found, key=lambda one: sum(line.traced for line in one[0]))
+    distinct = {tuple(shares.items()): shares for shares in step.trace.shares}.values()
+    works = [_work(step, shares) for shares in distinct]
+    odd = [work for work in works if not work.is_explained]
     arguments = list(step.module.entry.parameters.values())
     return Ledger(
-        wire=wire,
-        flops=flops,
-        stages=len(distinct),
+        work=max(odd or works, key=lambda work: sum(line.traced for line in work.wire)),
+        stages=len(works),
         held=[
             _master(step.program, arguments),
             _moments(step.program, arguments),
             _batch(step.program, arguments),
             *_gradients(step.program, step.module),
         ],
+    )
+
+
+def _work(step: CompiledStep, shares: Mapping[str, Fraction]) -> Work:
+    program, mesh = step.trace.program, dict(step.program.mesh.shape)
+    return Work(
+        wire=compare_wire(program, step.module, mesh, shares),
+        flops=_flops(program, step.module, shares),
+        kernels=list(_kernels(program, step.module, shares)),
     )
 
 

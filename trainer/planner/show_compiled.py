@@ -30,6 +30,9 @@ Units = tuple[tuple[str, float], ...]
 SIZES: Units = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
 OPERATIONS: Units = (("PFLOP", 1e15), ("TFLOP", 1e12), ("GFLOP", 1e9), ("MFLOP", 1e6), ("FLOP", 1))
 
+RUNS: Units = (("", 1),)
+UNITS = {"wire": SIZES, "flops": OPERATIONS, "kernels": RUNS, "bytes": SIZES}
+"""Of the lines of a ledger."""
 WORTH_SAYING = 1e-3
 
 
@@ -63,7 +66,13 @@ def _ledger(step: CompiledStep) -> dict[str, Any]:
 
 def _groups(ledger: Ledger) -> dict[str, list[dict[str, Any]]]:
     """Lines as plain data, each with what is unexplained of it."""
-    groups: dict[str, Sequence[Line]] = {"wire": ledger.wire, "flops": ledger.flops, "bytes": ledger.held}
+    work = ledger.work
+    groups: dict[str, Sequence[Line]] = {
+        "wire": work.wire,
+        "flops": [work.flops],
+        "kernels": work.kernels,
+        "bytes": ledger.held,
+    }
     return {
         name: [dataclasses.asdict(line) | {"unexplained": line.unexplained} for line in lines]
         for name, lines in groups.items()
@@ -87,13 +96,10 @@ def _lines(ledger: dict[str, Any]) -> Table:
         table.add_row(f"not compared: {ledger['not_compared']}", style="bold red")
         return table
     table = make_table(title, ["", "compiled"], ["traced", "collectives", "messages"])
-    for line in ledger["wire"]:
-        counts = f"{line['collectives']:,}", f"{line['messages']:,}"
-        table.add_row(line["name"], verdict(line, SIZES), amount(line["traced"], SIZES), *counts)
-    for line in ledger["flops"]:
-        table.add_row(line["name"], verdict(line, OPERATIONS), amount(line["traced"], OPERATIONS), "", "")
-    for line in ledger["bytes"]:
-        table.add_row(line["name"], verdict(line, SIZES), amount(line["traced"], SIZES), "", "")
+    for group, units in UNITS.items():
+        for line in ledger[group]:
+            counts = [f"{line[count]:,}" if count in line else "" for count in ("collectives", "messages")]
+            table.add_row(line["name"], verdict(line, units), amount(line["traced"], units), *counts)
     table.caption = "A message may hold the arrays of several collectives."
     table.caption_justify = "left"
     return table
@@ -116,4 +122,4 @@ def _part(size: int, line: dict[str, Any]) -> str:
 def amount(number: float, units: Units, sign: str = "") -> str:
     """In the largest unit that leaves at least 1."""
     name, size = next((unit for unit in units if abs(number) >= unit[1]), units[-1])
-    return f"{number / size:{sign},.{0 if size == 1 else 2}f} {name}"
+    return f"{number / size:{sign},.{0 if size == 1 else 2}f} {name}".rstrip()

@@ -24,12 +24,12 @@ from trainer.planner.show_compiled import compared, compiled_tables
 def test_a_compiled_step_does_what_the_traced_one_does(layout: tuple[str, ...]) -> None:
     ledger = compare(step_on_cpu(*layout))
     assert not ledger.unexplained
-    assert [(line.name, line.causes) for line in ledger.flops] == [("FLOPs of matmuls", ())]
+    assert (ledger.work.flops.causes, ledger.work.kernels) == ((), [])
     held = {line.name: line.causes for line in ledger.held}
     assert held["master weights"] == held["gradients, summed"] == ()
     assert held["moments"] == (Cause(COUNTER, 4),)
-    assert {cause.name for line in ledger.wire for cause in line.causes} <= {HOISTED, FOLDED}
-    assert sum(line.traced for line in ledger.wire) > 1e6
+    assert {cause.name for line in ledger.work.wire for cause in line.causes} <= {HOISTED, FOLDED}
+    assert sum(line.traced for line in ledger.work.wire) > 1e6
 
 
 def test_stages_that_differ_are_all_compared() -> None:
@@ -40,7 +40,7 @@ def test_stages_that_differ_are_all_compared() -> None:
 
 def test_what_is_sent_before_a_loop_and_not_in_it_is_told() -> None:
     """XLA gathers embedding, head and last norm once for the four micro-batches, on CPU."""
-    (line,) = [line for line in compare(step_on_cpu(*LAYERED)).wire if line.causes]
+    (line,) = [line for line in compare(step_on_cpu(*LAYERED)).work.wire if line.causes]
     vocab, hidden, tensor, float32 = 320, 64, 2, 4
     gathered = 2 * vocab // tensor * hidden + hidden
     assert (line.kind, line.axes, line.causes) == ("all_gather", ("data",), (Cause(HOISTED, -3 * gathered * float32),))
