@@ -7,13 +7,14 @@ anything is traced, and never done by another one instead.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 
 from pallas_kernels import reference
 from pallas_kernels.flash import flash_attention
+from pallas_kernels.flash.attention import SMALL
+from pallas_kernels.flash.tiles import tiles_for
 
 Name = Literal["pallas", "reference"]
 
@@ -49,8 +50,8 @@ class Implementation(NamedTuple):
     about: str
     cannot: Callable[[int], str | None]
     """Of a head dim, why not."""
-    make: Callable[[bool], Attend]
-    """Whether there is a GPU -> the function."""
+    make: Callable[[str | None], Attend]
+    """What `jax.Device.device_kind` says of the GPUs, or None on CPU -> the function."""
 
 
 LARGEST_HEAD_DIM = 256
@@ -62,9 +63,12 @@ def _too_large_for_a_kernel(head_dim: int) -> str | None:
     return f"its head dim can be at most {LARGEST_HEAD_DIM}, and the model's is {head_dim}"
 
 
-def _flash(on_gpu: bool) -> Attend:
-    attend = partial(flash_attention, interpret=not on_gpu)
-    return lambda *arrays, **options: attend(*arrays, **options)[0]
+def _flash(gpu: str | None) -> Attend:
+    def attend(q_BSHK: jax.Array, k_BTGK: jax.Array, v_BTGK: jax.Array, **options: Any) -> jax.Array:
+        tiles = SMALL if gpu is None else tiles_for(gpu, q_BSHK.shape[-1], q_BSHK.dtype)
+        return flash_attention(q_BSHK, k_BTGK, v_BTGK, tiles=tiles, interpret=gpu is None, **options)[0]
+
+    return attend
 
 
 IMPLEMENTATIONS: dict[Name, Implementation] = {
@@ -77,8 +81,8 @@ AUTO: Name = "reference"
 """No GPU has shown yet that another is right and faster."""
 
 
-def choose(asked: Name | Literal["auto"], head_dim: int, on_gpu: bool) -> Choice:
-    """The implementation for a model on devices of one kind.
+def choose(asked: Name | Literal["auto"], head_dim: int, gpu: str | None) -> Choice:
+    """The implementation for a model on GPUs of one kind (`jax.Device.device_kind`), or None: on CPU.
 
     Raises:
         ValueError: it cannot do what is asked.
@@ -90,6 +94,6 @@ def choose(asked: Name | Literal["auto"], head_dim: int, on_gpu: bool) -> Choice
     why = found.about
     if asked == "auto":
         why += "; auto takes pallas once a GPU has proved it"
-    elif name == "pallas" and not on_gpu:
+    elif name == "pallas" and gpu is None:
         why += "; interpreted, as there is no GPU: very slow"
-    return Choice(name, why, found.make(on_gpu))
+    return Choice(name, why, found.make(gpu))

@@ -101,7 +101,7 @@ def _sequence(config: Config) -> Iterator[str]:
 
 def _attention(config: Config) -> Iterator[str]:
     try:
-        choose(config.attention.implementation, config.model.dim_per_head, on_gpu=True)
+        choose(config.attention.implementation, config.model.dim_per_head, gpu="")
     except ValueError as error:
         yield str(error)
 

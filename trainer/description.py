@@ -118,8 +118,8 @@ def describe(config: Config) -> Description:
     groups = num_groups(sizes)
     held = parameters(config)
     trace = trace_step(_scanned(config))
-    on_gpu = config.mesh.virtual_devices is None
-    attention = choose(config.attention.implementation, config.model.dim_per_head, on_gpu)
+    gpu = "" if config.mesh.virtual_devices is None else None
+    attention = choose(config.attention.implementation, config.model.dim_per_head, gpu)
     activations = list(saved_by_layer(trace.program, make_stages(config, sizes).depth))
     return Description(
         config=_written_out(config).to_dict(),

@@ -58,8 +58,9 @@ class Program:
     def __init__(self, config: Config, mesh: Mesh) -> None:
         self.config = config
         self.mesh = mesh
-        on_gpu = not self.on_cpu
-        self.attention = choose(config.attention.implementation, config.model.dim_per_head, on_gpu)
+        kind = mesh.devices.flat[0].device_kind if isinstance(mesh, Mesh) else ""
+        gpu = None if self.on_cpu else kind
+        self.attention = choose(config.attention.implementation, config.model.dim_per_head, gpu)
         self.model = Decoder(config.model, vocab_axes(config), self.attention.attend, config.batch.parts)
         self.layouts = plan_layouts(config, dict(mesh.shape))
         self.stages = make_stages(config, dict(mesh.shape))

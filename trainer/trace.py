@@ -73,8 +73,10 @@ def _visits(
     jaxpr: Jaxpr, sizes: Mapping[str, int], times: Fraction | None, shares: Mapping[str, Fraction]
 ) -> Iterator[Visit]:
     for equation in jaxpr.eqns:
-        yield Visit(equation, sizes, times)
         name, params = equation.primitive.name, equation.params
+        if name == KERNEL and not _is_used(equation, jaxpr):
+            continue
+        yield Visit(equation, sizes, times)
         if name == KERNEL:
             continue
         inner_sizes = dict(params["mesh"].shape) if name == "shard_map" else sizes
@@ -86,6 +88,12 @@ def _visits(
                 factor = _share(inner, shares)
             inner_times = None if factor is None or times is None else times * factor
             yield from _visits(inner, inner_sizes, inner_times, shares)
+
+
+def _is_used(kernel: JaxprEqn, jaxpr: Jaxpr) -> bool:
+    """JAX before 0.12 keeps a kernel of which nobody takes the results; XLA does not."""
+    taken = {id(variable) for reader in jaxpr.eqns for variable in reader.invars} | set(map(id, jaxpr.outvars))
+    return any(id(result) in taken for result in kernel.outvars)
 
 
 def _share(branch: Jaxpr, shares: Mapping[str, Fraction]) -> Fraction | None:

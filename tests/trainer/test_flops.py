@@ -13,9 +13,10 @@ from jax.extend.core import ClosedJaxpr
 
 from sharding.pipeline.branch import branch
 from trainer.config import Config
-from trainer.flops import flops
+from trainer.flops import flops, kernels
 from trainer.metrics import model_flops_per_token
 from trainer.trace import trace_step
+from trainer.wire import NO_SHARES
 
 SEQUENCE, SEQUENCES = 48, 8
 TOKENS = SEQUENCE * SEQUENCES
@@ -110,3 +111,12 @@ def test_what_cannot_be_counted_is_refused() -> None:
         flops(traced(until_large, (4, 4)), {})
     with pytest.raises(NotImplementedError, match="no rule for the FLOPs of conv_general_dilated"):
         flops(traced(convolve, (4, 4)), {})
+
+
+@pytest.mark.parametrize(("recompute", "forward"), [("none", 1), ("selective", 1), ("full", 2)])
+def test_what_a_kernel_left_is_kept_unless_all_is_made_again(recompute: str, forward: int) -> None:
+    """Of each layer and micro-batch."""
+    overrides = ["mesh.tensor=2", "attention.implementation=pallas", f"recompute={recompute}"]
+    found = kernels(trace_step(config(*overrides)).program, NO_SHARES)
+    runs = config().model.layers * SEQUENCES // 2
+    assert found == {"flash_forward": forward * runs, "flash_d_queries": runs, "flash_d_keys": runs}
