@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ RUNS: Mapping[str, tuple[str, list[str]]] = {
     "llama3-8b ZeRO 3": ("llama3-8b", ["mesh={data: 8}", "batch.global=16"]),
     "llama3-8b recompute full": ("llama3-8b", ["mesh={data: 8}", "batch.global=16", "recompute=full"]),
     "llama3-8b replica 16": ("llama3-8b", ["mesh={replica: 16, data: 8, tensor: 4}"]),
-    "llama3-8b tensor 8": (
+    "llama3-8b tensor 8, recompute none": (
         "llama3-8b",
         ["mesh={tensor: 8}", "batch.global=4", "zero.stage=1", "recompute=none"],
     ),
@@ -82,14 +82,15 @@ Found = dict[str, Any]
 def main(names: list[str]) -> int:
     """Prints the table and all causes; how many runs have something unexplained, or a total that is off."""
     jax.config.update("jax_platforms", "cpu")
-    found = {name: _measured(RUNS[name]) for name in names or RUNS}
+    found = {}
+    for name in names or RUNS:
+        found[name] = _measured(RUNS[name])
+        print(f"{name}: done", file=sys.stderr)
     columns = ["config", "GPUs", *GROUPS, "planned GiB", "compiled", "off by", "seconds"]
-    show(
-        "Traced and compiled, for H100s", columns, [[name, *_row(config, one)] for name, (config, one) in found.items()]
-    )
-    for name, (_, one) in found.items():
-        for line in _differences(one["ledger"]):
-            print(f"{name}: {line}")
+    rows = [[name, *_row(config, one)] for name, (config, one) in found.items()]
+    show("Traced and compiled, for H100s", columns, rows)
+    for difference, of in _differences({name: one["ledger"] for name, (_, one) in found.items()}).items():
+        print(f"{difference}\n    {'; '.join(of)}")
     wrong = [name for name, (_, one) in found.items() if not one["ledger"].get("equal")]
     off = [name for name, (_, one) in found.items() if abs(one["difference"]) > ALLOWED]
     print(f"Unexplained: {', '.join(wrong) or 'nothing'}. Off by more than {ALLOWED:.0%}: {', '.join(off) or 'none'}.")
@@ -119,13 +120,17 @@ def _verdict(lines: list[Found]) -> str:
     return "explained" if any(line["causes"] for line in lines) else "equal"
 
 
-def _differences(ledger: Found) -> Iterator[str]:
-    if "not_compared" in ledger:
-        yield f"not compared: {ledger['not_compared']}"
-    for group, units in UNITS.items():
-        for line in ledger.get(group, []):
-            if line["causes"] or line["unexplained"]:
-                yield f"{line['name']} {verdict(line, units)}"
+def _differences(ledgers: Mapping[str, Found]) -> dict[str, list[str]]:
+    """What is not equal, and of which runs."""
+    alike: dict[str, list[str]] = {}
+    for name, ledger in ledgers.items():
+        if "not_compared" in ledger:
+            alike.setdefault(f"not compared: {ledger['not_compared']}", []).append(name)
+        for group in UNITS:
+            for line in ledger.get(group, []):
+                if line["causes"] or line["unexplained"]:
+                    alike.setdefault(f"{line['name']} {verdict(line, UNITS[group])}", []).append(name)
+    return alike
 
 
 if __name__ == "__main__":
