@@ -48,7 +48,7 @@ def matmuls(module: Module, shares: Mapping[str, Fraction]) -> Iterator[Matmul]:
     """
     for one in executed(module, shares):
         instruction = one.instruction
-        if instruction.opcode == "convolution" or (instruction.opcode == "custom-call" and not _is_kernel(instruction)):
+        if instruction.opcode in ("convolution", "custom-call") and not kernel_name(instruction):
             raise HloError(f"no rule for the FLOPs of {instruction.name}, a {instruction.opcode}")
         if instruction.opcode != "dot":
             continue
@@ -68,15 +68,18 @@ def kernels(module: Module, shares: Mapping[str, Fraction]) -> Counter[str]:
     """
     runs: Counter[str] = Counter()
     for one in executed(module, shares):
-        if _is_kernel(one.instruction):
+        if name := kernel_name(one.instruction):
             if one.times is None or one.times.denominator != 1:
                 raise HloError(f"{one.instruction.name} in a branch or loop: how often is known only when it runs")
-            runs[one.instruction.op_name.split("/")[-2]] += int(one.times)
+            runs[name] += int(one.times)
     return runs
 
 
-def _is_kernel(instruction: Instruction) -> bool:
-    return instruction.attributes.get("custom_call_target") == KERNEL
+def kernel_name(instruction: Instruction) -> str | None:
+    """Of the Pallas kernel that an instruction runs, if it runs one."""
+    if instruction.attributes.get("custom_call_target") != KERNEL:
+        return None
+    return instruction.op_name.split("/")[-2]
 
 
 def _padding(module: Module, one: Executed, flops: int) -> int:

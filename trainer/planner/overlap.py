@@ -20,6 +20,7 @@ from trainer.planner.executed import Executed, executed
 from trainer.planner.hlo import COLLECTIVES, HloError, Instruction, Module
 from trainer.planner.links import Cluster
 from trainer.planner.roofline import work
+from trainer.trace import KERNEL, Trace, visits
 from trainer.wire import Kind, Transfer
 
 
@@ -81,21 +82,35 @@ def step_overlap(step: CompiledStep, cluster: Cluster) -> Overlap:
     """
     mesh = dict(step.program.mesh.shape)
     distinct = {tuple(shares.items()): shares for shares in step.trace.shares}.values()
-    return max((overlap(step.module, mesh, shares, cluster) for shares in distinct), key=lambda one: one.link_bytes)
+    found = (overlap(step.module, mesh, shares, cluster, _kernels(step.trace)) for shares in distinct)
+    return max(found, key=lambda one: one.link_bytes)
 
 
-def overlap(module: Module, mesh: Mapping[str, int], shares: Mapping[str, Fraction], cluster: Cluster) -> Overlap:
+def _kernels(trace: Trace) -> dict[str, float]:
+    """The FLOPs of one run of each Pallas kernel, as the kernels themselves tell."""
+    equations = (visit.equation for visit in visits(trace.program, {}))
+    return {one.params["name"]: one.params["cost_estimate"].flops for one in equations if one.primitive.name == KERNEL}
+
+
+def overlap(
+    module: Module,
+    mesh: Mapping[str, int],
+    shares: Mapping[str, Fraction],
+    cluster: Cluster,
+    kernels: Mapping[str, float],
+) -> Overlap:
     """That of a scheduled program.
 
     Args:
         mesh: axis -> size, of the mesh that it is compiled for.
         shares: see `trainer.planner.executed.executed`.
+        kernels: FLOPs of one run of each Pallas kernel.
 
     Raises:
         HloError: a collective that has no rule, or something of which it is known only when the program runs how often.
     """
     sent = {_path(message.executed): message.transfers for message in messages(module, mesh, shares)}
-    run = _Run(module, mesh, cluster, sent)
+    run = _Run(module, mesh, cluster, kernels, sent)
     for one in executed(module, shares):
         run.inside[id(one.caller)].append(one)
     clock = run.through(run.inside[id(None)])
@@ -149,6 +164,7 @@ class _Run:
     module: Module
     mesh: Mapping[str, int]
     cluster: Cluster
+    kernels: Mapping[str, float]
     sent: Mapping[tuple[str, ...], tuple[Transfer, ...]]
     inside: dict[int, list[Executed]] = field(default_factory=lambda: defaultdict(list))
     """What each instruction runs, by the `id` of it."""
@@ -165,7 +181,7 @@ class _Run:
             elif instruction.opcode in ("async", "call", "conditional", "while"):
                 self._enter(one, clock)
             else:
-                clock.work(work(self.module, one.computation, instruction, self.cluster.gpu))
+                clock.work(work(self.module, one.computation, instruction, self.cluster.gpu, self.kernels))
         return clock
 
     def alike(self) -> Iterator[Hidden]:

@@ -1,4 +1,4 @@
-"""How long an instruction of a compiled program takes a GPU: its matmuls' FLOPs or its bytes, whichever takes longer.
+"""How long an instruction of a compiled program takes a GPU: its FLOPs or its bytes, whichever takes longer.
 
 What a kernel takes besides is not counted, so what is hidden behind it is rather more than told. Knows nothing of what
 is sent, or of what an instruction is for.
@@ -7,8 +7,9 @@ is sent, or of what an instruction is for.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+from trainer.planner.compiled_flops import kernel_name
 from trainer.planner.gpu import Gpu
 from trainer.planner.hlo import BITS, Computation, Instruction, Module
 
@@ -33,12 +34,26 @@ VIEWS = ("bitcast", "convert", "copy", "reshape", "transpose")
 """In a fusion: another form of the same array, never in memory."""
 
 
-def work(module: Module, computation: Computation, instruction: Instruction, gpu: Gpu) -> float:
-    """Seconds of one instruction that runs no loop and no branch. What is begun and ended elsewhere takes none."""
+def work(
+    module: Module, computation: Computation, instruction: Instruction, gpu: Gpu, kernels: Mapping[str, float]
+) -> float:
+    """Seconds of one instruction that runs no loop and no branch. What is begun and ended elsewhere takes none.
+
+    Args:
+        kernels: FLOPs of one run of each Pallas kernel, which all are attention's.
+    """
     if instruction.opcode in FREE or instruction.phase is not None:
         return 0.0
     multiplying = sum(flops / gpu.flops(itemsize) for flops, itemsize in _matmuls(module, computation, instruction))
+    if name := kernel_name(instruction):
+        multiplying += kernels[name] / (gpu.flops(_itemsize(computation, instruction)) * gpu.efficiency.attention)
     return max(multiplying, _moved(module, computation, instruction) / gpu.bytes_per_second)
+
+
+def _itemsize(computation: Computation, kernel: Instruction) -> int:
+    """Bytes of an element of the largest array that a kernel is given."""
+    largest = max(computation.taken(kernel), key=lambda array: array.elements)
+    return BITS[largest.dtype] // 8
 
 
 def _matmuls(module: Module, computation: Computation, instruction: Instruction) -> Iterator[tuple[int, int]]:

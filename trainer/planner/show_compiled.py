@@ -17,7 +17,6 @@ from trainer.planner.compiled import CompiledStep
 from trainer.planner.hlo import HloError
 from trainer.planner.ledger import Ledger, compare
 from trainer.planner.plan import Plan
-from trainer.planner.show_overlap import overlap_table
 from trainer.tables import make_table
 from trainer.units import GIB
 
@@ -52,8 +51,8 @@ def compared(made: Plan, step: CompiledStep) -> dict[str, Any]:
 
 
 def compiled_tables(found: dict[str, Any]) -> list[Table]:
-    """Tables of what `compared` and, as `overlap`, `trainer.planner.show_overlap.overlapped` found."""
-    return [_bytes(found), _lines(found["ledger"]), overlap_table(found["overlap"])]
+    """Tables of what `compared` found."""
+    return [_bytes(found), _lines(found["ledger"])]
 
 
 def _ledger(step: CompiledStep) -> dict[str, Any]:

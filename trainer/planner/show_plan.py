@@ -21,7 +21,7 @@ from trainer.planner.gpu import load
 from trainer.planner.links import Cluster
 from trainer.planner.plan import Plan, on, plan
 from trainer.planner.show_compiled import compared, compiled_tables
-from trainer.planner.show_overlap import overlapped
+from trainer.planner.show_overlap import overlap_table, overlapped
 from trainer.tables import make_table, wide_console
 from trainer.units import GIB
 
@@ -89,17 +89,21 @@ def show_plan(
         step = compile_step(laid_out, kind, gpus_per_node)
         found = compared(made, step) | {"overlap": overlapped(step, Cluster(kind, gpus_per_node))}
     if html is not None:
-        beside = compiled_tables(found | {"seconds": {}}) if found else []  # a page has no clock
+        beside = _compiled(found | {"seconds": {}}) if found else []  # a page has no clock
         report.write(html, report.page(made, laid_out, kind, tokens=tokens, storage=storage, compiled=beside))
     if json:
         tree = as_dict(made, tokens, storage) | ({"compiled": found} if found else {})
         print(json_format.dumps(tree, indent=2))
         return
     tables = [_summary(made, tokens, storage), _memory(made), _seconds(made), _wire(made)]
-    for table in [*tables, *(compiled_tables(found) if found else [])]:
+    for table in [*tables, *(_compiled(found) if found else [])]:
         wide_console().print(table)
     if html is not None:
         wide_console().print(f"written to {html}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _compiled(found: dict[str, Any]) -> list[Table]:
+    return [*compiled_tables(found), overlap_table(found["overlap"])]
 
 
 def as_dict(made: Plan, tokens: float | None = None, storage: float | None = None) -> dict[str, Any]:

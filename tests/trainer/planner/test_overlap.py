@@ -64,7 +64,7 @@ def measure(entry: list[str], body: tuple[str, ...] = ()) -> Overlap:
     )
     parts = [never, computation("%body", [*body]), computation("ENTRY %main", entry)]
     text = "HloModule step, is_scheduled=true\n\n" + "\n".join(parts)
-    return overlap(read(text), {"data": 1, "tensor": 2}, {}, Cluster(GPU, 8))
+    return overlap(read(text), {"data": 1, "tensor": 2}, {}, Cluster(GPU, 8), {})
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_a_program_for_h100s() -> None:
     """As recorded: nothing to speak of is between its collectives."""
     mesh = {"pipeline": 2, "data": 2, "tensor": 2}
     shares = {"pipeline_forward_0": Fraction(4, 5)}
-    found = overlap(read(scheduled.recorded()), mesh, shares, Cluster(H100, 8))
+    found = overlap(read(scheduled.recorded()), mesh, shares, Cluster(H100, 8), {})
     messages = {(one.kind, one.axes): one.messages for one in found.sent}
     layers = scheduled.LAYERS * (scheduled.TICKS - 1)
     assert messages == {

@@ -49,6 +49,7 @@ ENTRY %main (p: bf16[8,64], q: bf16[64,4], s: f32[32,8], i: s32[]) -> f32[32,8] 
   %matmul = f32[8,4]{1,0} fusion(%p, %q), kind=kCustom, calls=%multiply
   %sum = f32[32,8]{1,0} add(%s, %s)
   %slice = f32[1,8]{1,0} fusion(%s, %i), kind=kLoop, calls=%one_layer
+  %kernel = bf16[8]{0} custom-call(%p), custom_call_target="__gpu$xla.gpu.triton", metadata={op_name="k/pallas_call"}
   ROOT %update = f32[32,8]{1,0} fusion(%s, %slice, %i), kind=kLoop, calls=%write_layer
 }
 """
@@ -66,12 +67,21 @@ ENTRY %main (p: bf16[8,64], q: bf16[64,4], s: f32[32,8], i: s32[]) -> f32[32,8] 
 )
 def test_bytes_that_are_read_and_written(name: str, seconds: float) -> None:
     module = read(TEXT)
-    assert work(module, module.entry, module.entry.by_name[name], GPU) == seconds
+    assert work(module, module.entry, module.entry.by_name[name], GPU, {}) == seconds
 
 
 def test_flops_where_they_take_longer() -> None:
     module, flops = read(TEXT), 2 * 8 * 4 * 64
     matmul, fast = module.entry.by_name["matmul"], dataclasses.replace(GPU, memory_bandwidth=1e9)
-    assert work(module, module.entry, matmul, fast) == flops / 1000
+    assert work(module, module.entry, matmul, fast, {}) == flops / 1000
     single = read(TEXT.replace("bf16", "f32"))
-    assert work(single, single.entry, single.entry.by_name["matmul"], fast) == flops / 500
+    assert work(single, single.entry, single.entry.by_name["matmul"], fast, {}) == flops / 500
+
+
+def test_what_a_kernel_says_of_itself() -> None:
+    """At the rate of attention, a part of that of matmuls."""
+    module = read(TEXT)
+    kernel, half = module.entry.by_name["kernel"], dataclasses.replace(GPU.efficiency, attention=0.5)
+    slow = dataclasses.replace(GPU, memory_bandwidth=1e9, efficiency=half)
+    assert work(module, module.entry, kernel, slow, {"k": 4000.0}) == 4000 / (1000 * 0.5)
+    assert work(module, module.entry, kernel, GPU, {"k": 4000.0}) == 2 * 8 * 64 + 2 * 8
