@@ -3,7 +3,8 @@
     python -m benchmarks.kernel_mutants    prints what each was noticed by; exits with 1 where one was not
 
 A mutant is a copy of the package with one piece of text replaced. It is noticed when a result differs from the oracle
-by more than is allowed, or when its table of live tiles makes the kernels visit tiles that hold nothing.
+by more than is allowed, or when its table of live tiles makes the kernels visit tiles that hold nothing. A write that
+lost its guard is not among them: the interpreter keeps it within bounds. kernel_compile looks for those.
 """
 
 from __future__ import annotations
@@ -51,9 +52,7 @@ SCORES, FORWARD, BACKWARD = "flash/scores.py", "flash/forward.py", "flash/backwa
 LIVE, OPERANDS, ATTENTION = "flash/live_tiles.py", "flash/operands.py", "flash/attention.py"
 MUTANTS = [
     # masks
-    Mutant(SCORES, "one.inside[:, None] & other.inside[None, :]", "one.inside[:, None] | other.inside[None, :]"),
-    Mutant(SCORES, "one.inside[:, None] & other.inside[None, :]", "one.inside[:, None] & (distance == distance)"),
-    Mutant(SCORES, "one.inside[:, None] & other.inside[None, :]", "other.inside[None, :] & (distance == distance)"),
+    Mutant(SCORES, "broadcast_to(other.inside[None, :]", "broadcast_to(one.inside[:, None]", "bidirectional"),
     Mutant(SCORES, "seen &= distance >= 0", "seen &= distance > 0", "corner seen"),
     Mutant(SCORES, "seen &= distance >= 0", "seen &= distance >= -1", "corner seen"),
     Mutant(SCORES, "seen &= distance < spec.window", "seen &= distance <= spec.window"),
@@ -98,18 +97,17 @@ MUTANTS = [
     Mutant(BACKWARD, "jnp.exp(tile_scores.logits - lse)", "jnp.exp(tile_scores.logits)"),
     # heads, samples and rows
     Mutant(BACKWARD, "fori_loop(0, sharing, of_one_head", "fori_loop(0, 1, of_one_head", "corner seen"),
-    Mutant(BACKWARD, "refs.lse.load(head, span)", "refs.lse.load(0, span)", "corner seen"),
-    Mutant(BACKWARD, "refs.delta.load(head, span)", "refs.delta.load(0, span)", "corner seen"),
-    Mutant(BACKWARD, "refs.slopes.number(head)", "refs.slopes.number(0)"),
+    Mutant(BACKWARD, "refs.lse.load(head, span)", "refs.lse.load(0 * head, span)", "corner seen"),
+    Mutant(BACKWARD, "refs.delta.load(head, span)", "refs.delta.load(0 * head, span)", "corner seen"),
+    Mutant(BACKWARD, "refs.slopes.number(head)", "refs.slopes.number(0 * head)"),
     Mutant(OPERANDS, "(b, 0, h // sharing, 0)", "(b, 0, 0, 0)", "corner seen"),
     Mutant(OPERANDS, "(b, 0, h // sharing, 0)", "(b, 0, h % (array_BNHK.shape[2]), 0)", "corner seen"),
     Mutant(OPERANDS, "(b, 0, g, 0)", "(b, 0, 0, 0)", "corner seen"),
     Mutant(OPERANDS, "lambda i, h, b: (b, h, 0)", "lambda i, h, b: (b, 0, 0)", "corner seen"),
     Mutant(OPERANDS, "lambda i, h, b: (h,)", "lambda i, h, b: (0,)"),
-    Mutant(OPERANDS, "0 if alike else b", "0"),
+    Mutant(OPERANDS, "0 if alike else b", "0", "long documents"),
     Mutant(OPERANDS, "lambda i, h, b: (b, 0))", "lambda i, h, b: (0, 0))"),
     Mutant("triton.py", "dim) < size", "dim) <= size", "corner seen"),
-    Mutant("triton.py", "astype(self.ref.dtype), mask=_inside(self.shape, index))", "astype(self.ref.dtype))"),
     # live tiles
     Mutant(LIVE, "live & (farthest >= 0)", "live & (farthest > 0)", "corner seen"),
     Mutant(LIVE, "live & (farthest >= 0)", "live & (farthest >= -1)", VISITS),
@@ -202,7 +200,9 @@ def needless_visits(package: ModuleType) -> bool:
         (True, None, 15, None),
         (True, None, -16, None),
         (False, 32, 0, None),
+        (True, None, -4, None),
         (False, 32, -16, None),
+        (False, 32, 35, None),
         (True, 17, 32, None),
         (False, None, 0, (ids, ids)),
     ):

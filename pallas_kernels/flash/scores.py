@@ -79,7 +79,7 @@ def scores(spec: Spec, one: Side, other: Side, alibi: jax.Array | None, sign: in
 
 
 def _seen(spec: Spec, one: Side, other: Side, distance: jax.Array) -> jax.Array:
-    seen = one.inside[:, None] & other.inside[None, :]
+    seen = jnp.broadcast_to(other.inside[None, :], distance.shape)  # results of rows beyond `one` are never written
     if spec.causal:
         seen &= distance >= 0
     if spec.window is not None:

@@ -91,7 +91,8 @@ def _segments(case: Case, rng: np.random.Generator) -> tuple[np.ndarray, np.ndar
     """Ids of queries are those of the keys that they stand at, where there are such."""
     if case.packing is None:
         return None
-    ids = rng.integers(0, 4, size=(case.batch, case.keys)).astype(np.int32)
+    shares = rng.dirichlet(np.ones(4), size=case.batch)  # no two samples are alike
+    ids = np.stack([rng.choice(4, size=case.keys, p=share) for share in shares]).astype(np.int32)
     if case.packing != "shuffled":
         ids.sort(axis=1)
     places = np.clip(case.offset + np.arange(case.queries), 0, case.keys - 1)
