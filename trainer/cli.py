@@ -55,6 +55,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+bench = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(bench, name="bench", help="Measure parts of a train step, one at a time.")
+
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML config, such as configs/quickstart.yaml.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, such as runs/quickstart.")]
 Overrides = Annotated[
@@ -258,6 +261,30 @@ def search(
     from trainer.planner.show_search import show_search
 
     show_search(config, overrides or (), gpu, gpus, gpus_per_node, top=top, compiled=compiled or 0, json=json, out=out)
+
+
+@bench.command(cls=Command)
+def kernels(
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            "--gpu",
+            metavar="KIND",
+            help="Compile for it instead: a100, h100 (unless given, where no GPU is), h200, b200, or a YAML file of "
+            "yours; needs the extra `plan`.",
+        ),
+    ] = None,
+) -> None:
+    """Measure attention, or compile its kernels for a GPU that is not there.
+
+    With a GPU: TFLOP/s of each implementation, beside its roofline. Without: registers, memory, occupancy, rooflines.
+
+    Example: meshwright bench kernels --gpu a100
+    """
+    from trainer.bench.show_kernels import show_kernels
+
+    if not show_kernels(gpu):
+        raise typer.Exit(FAILED)
 
 
 @app.command(cls=Command)

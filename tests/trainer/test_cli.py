@@ -79,12 +79,17 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
     def show_search(*options: Any, **asked: Any) -> None:
         calls.append((*options, asked))
 
+    def show_kernels(kind: str | None) -> bool:
+        calls.append(kind)
+        return not errors
+
     modules: dict[str, dict[str, Any]] = {
         "trainer.trainer": {"Trainer": Trainer},
         "trainer.show": {"show": show},
         "trainer.show_schedule": {"show_schedule": show_schedule},
         "trainer.planner.show_plan": {"show_plan": show_plan},
         "trainer.planner.show_search": {"show_search": show_search},
+        "trainer.bench.show_kernels": {"show_kernels": show_kernels},
         "trainer.doctor": {"doctor": lambda: len(errors)},
     }
     for name, contents in modules.items():
@@ -100,11 +105,14 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
     return control
 
 
-@pytest.mark.parametrize("command", ["", "train", "generate", "eval", "show", "schedule", "plan", "search", "doctor"])
+COMMANDS = ["train", "generate", "eval", "show", "schedule", "plan", "search", "bench", "bench kernels", "doctor"]
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
 def test_help(command: str) -> None:
     """After a change that is meant: UPDATE_GOLDEN=1 pytest tests/trainer/test_cli.py, and read the diff."""
-    result = meshwright(*filter(None, [command]), "--help")
-    golden = GOLDEN / f"help_{command or 'meshwright'}.txt"
+    result = meshwright(*command.split(), "--help")
+    golden = GOLDEN / f"help_{command.replace(' ', '_') or 'meshwright'}.txt"
     if os.environ.get("UPDATE_GOLDEN"):
         golden.write_text(result.stdout)
     assert result.returncode == 0
@@ -186,6 +194,13 @@ def test_doctor_says_by_its_exit_code_whether_the_machine_can_train(fake: Fake) 
     assert CliRunner().invoke(app, ["doctor"]).exit_code == 1
 
 
+def test_bench_says_by_its_exit_code_whether_kernels_ran(fake: Fake) -> None:
+    assert CliRunner().invoke(app, ["bench", "kernels"]).exit_code == 0
+    assert CliRunner().invoke(app, ["bench", "kernels", "--gpu", "a100"]).exit_code == 0
+    assert fake(OSError()) == [None, "a100"]
+    assert CliRunner().invoke(app, ["bench", "kernels"]).exit_code == 1
+
+
 @pytest.mark.parametrize(
     ("error", "code", "message"),
     [
@@ -226,6 +241,7 @@ def test_a_bug_is_not_hidden(fake: Fake) -> None:
         (["train", "configs/none.yaml"], "error: configs/none.yaml: no such file"),
         (["show", "configs/quickstart.yaml", "mesh.tensro=4"], "error: command line: mesh.tensro=4: unknown key"),
         (["generate", "runs/a"], "Missing option '--prompt'"),
+        (["bench", "kernels", "--gpu", "h10"], "error: no GPU 'h10'; did you mean h100?"),
         (["generate", "runs/a", "--prompt", "a", "--temperature", "-1"], "Invalid value for '--temperature'"),
     ],
     ids=lambda case: " ".join(case) if isinstance(case, list) else "",

@@ -116,8 +116,8 @@ def absent_gpus(gpu: Gpu, number: int, gpus_per_node: int = 8) -> list[jax.Devic
     return list(topology.devices)[:number]
 
 
-def check_installed() -> None:
-    """Whether XLA can compile for GPUs here.
+def check_installed(asked_by: str = "--compile") -> None:
+    """Whether XLA can compile for GPUs here, as a command or an option asks for.
 
     Raises:
         ConfigError: a package is missing, or a plugin is not of jax's version.
@@ -125,10 +125,10 @@ def check_installed() -> None:
     found = {package: _version(package) for package in (*PLUGINS, *TOOLS)}
     command = " ".join(["pip install", *(f"{plugin}=={jax.__version__}" for plugin in PLUGINS), *TOOLS])
     if missing := [package for package, installed in found.items() if installed is None]:
-        raise ConfigError(f"--compile needs {', '.join(missing)}; no GPU is needed: {command}")
+        raise ConfigError(f"{asked_by} needs {', '.join(missing)}; no GPU is needed: {command}")
     if other := [plugin for plugin in PLUGINS if found[plugin] != jax.__version__]:
         differing = ", ".join(f"{plugin} {found[plugin]}" for plugin in other)
-        raise ConfigError(f"--compile needs plugins of jax's version {jax.__version__}, found {differing}: {command}")
+        raise ConfigError(f"{asked_by} needs plugins of jax's version {jax.__version__}, found {differing}: {command}")
 
 
 def _version(package: str) -> str | None:
