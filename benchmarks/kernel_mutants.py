@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.common import show
-from tests.pallas_kernels.cases import TOLERANCES, Case, draw, errors, expected, run
+from tests.pallas_kernels.cases import Case, allowed, draw, errors, expected, run
 
 PACKAGE = Path(__file__).parents[1] / "pallas_kernels"
 VISITS = "visits"
@@ -173,19 +173,15 @@ def noticed_by(package: ModuleType, first: str) -> Iterator[str]:
         case = CASES[name]
         arrays = draw(case)
         try:
-            found = errors(run(case, arrays, package.flash_attention), expected(case, arrays))
+            wanted = expected(case, arrays)
+            found, limits = errors(run(case, arrays, package.flash_attention), wanted), allowed(case, arrays, wanted)
         except Exception as error:  # whatever it is, it was noticed
             yield f"{name}: {type(error).__name__}"
             continue
-        ratios = {result: found[result] / allowed(case)[result] for result in found}
+        ratios = {result: found[result] / limits[result] for result in found}
         worst = max(ratios, key=lambda result: ratios[result])
         if ratios[worst] > 1:
             yield f"{name}: {worst} off by {found[worst]:.0e}"
-
-
-def allowed(case: Case) -> dict[str, float]:
-    """Scores of several hundred have errors to match."""
-    return {result: value * max(1, case.norm**2) for result, value in TOLERANCES[case.dtype].items()}
 
 
 def needless_visits(package: ModuleType) -> bool:

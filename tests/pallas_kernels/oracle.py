@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 EMPTY = -1e30
 
@@ -38,10 +39,18 @@ def attention(
     soft_cap: float | None = None,
     query_offset: int = 0,
     scale: float | None = None,
+    kept: DTypeLike = np.float64,
 ) -> Results:
-    """As `pallas_kernels.flash.flash_attention` says; gradients of Σ out · d_out + Σ lse · d_lse."""
+    """As `pallas_kernels.flash.flash_attention` says; gradients of Σ out · d_out + Σ lse · d_lse.
+
+    Weights, output and gradients are rounded to `kept`, wherever a plain implementation of this dtype has them so.
+    """
     q, k, v, d_out = (np.asarray(x, np.float64).swapaxes(1, 2) for x in (q_BSHK, k_BTGK, v_BTGK, d_out_BSHK))
     batch, heads, num_queries, head_dim = q.shape
+
+    def rounded(x: np.ndarray) -> np.ndarray:
+        return x.astype(kept).astype(np.float64)
+
     kv_heads, num_keys = k.shape[1:3]
     scale = head_dim**-0.5 if scale is None else scale
     k, v = (np.repeat(x, heads // kv_heads, axis=1) for x in (k, v))
@@ -67,19 +76,19 @@ def attention(
     total = exp.sum(-1, keepdims=True)
     empty = total == 0
     weights = exp / np.where(empty, 1, total)
-    out = weights @ v
+    out = rounded(rounded(weights) @ v)
     lse = np.where(empty, EMPTY, highest + np.log(np.where(empty, 1, total)))[..., 0]
 
     mean = (out * d_out).sum(-1) - np.asarray(d_lse_BHS, np.float64)
-    d_products = weights * (d_out @ v.swapaxes(2, 3) - mean[..., None]) * slope
+    d_products = rounded(weights * (d_out @ v.swapaxes(2, 3) - mean[..., None]) * slope)
 
     def of_key_heads(x_BHTK: np.ndarray) -> np.ndarray:
-        return x_BHTK.reshape(batch, kv_heads, -1, num_keys, head_dim).sum(2).swapaxes(1, 2)
+        return rounded(x_BHTK.reshape(batch, kv_heads, -1, num_keys, head_dim).sum(2).swapaxes(1, 2))
 
     return Results(
         out.swapaxes(1, 2),
         lse,
-        (d_products @ k).swapaxes(1, 2),
+        rounded((d_products @ k).swapaxes(1, 2)),
         of_key_heads(d_products.swapaxes(2, 3) @ q),
-        of_key_heads(weights.swapaxes(2, 3) @ d_out),
+        of_key_heads(rounded(weights).swapaxes(2, 3) @ d_out),
     )
