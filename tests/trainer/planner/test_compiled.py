@@ -9,13 +9,12 @@ import jax
 import pytest
 from typer.testing import CliRunner
 
-from tests.trainer.planner.arrangements import tiny
+from tests.trainer.planner.on_cpu import LAYERED, PIPELINED, step_on_cpu
 from trainer.cli import app
 from trainer.config import Config
 from trainer.errors import ConfigError
 from trainer.planner import compiled, plan
-from trainer.planner.compiled import PLUGINS, TOOLS, check_installed, compile_step
-from trainer.planner.gpu import load
+from trainer.planner.compiled import PLUGINS, TOOLS, check_installed
 from trainer.planner.show_compiled import compared
 from trainer.planner.show_plan import show_plan
 
@@ -42,12 +41,12 @@ def test_plugins_of_another_jax_are_refused(monkeypatch: pytest.MonkeyPatch) -> 
         check_installed()
 
 
-@pytest.mark.parametrize("layout", ["mesh={data: 4, tensor: 2}", "mesh={pipeline: 2, data: 2}"])
-def test_the_state_of_a_compiled_step_is_the_plans(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("layout", [LAYERED, PIPELINED], ids=" ".join)
+def test_the_state_of_a_compiled_step_is_the_plans(layout: tuple[str, ...]) -> None:
     """For the CPU's devices, which are there."""
-    monkeypatch.setattr(compiled, "absent_gpus", lambda gpu, number, gpus_per_node: jax.devices()[:number])
-    asked = tiny(layout, "zero.stage=1")
-    found = compared(plan(asked), compile_step(asked, load("h100")))
+    step = step_on_cpu(*layout)
+    asked = step.program.config
+    found = compared(plan(asked), step)
     sequences = asked.batch.global_ // asked.mesh.data
     arrays_of_a_batch = 5 * 4
     over = found["state"]["compiled"] - found["state"]["planned"]
@@ -63,3 +62,11 @@ def test_a_step_is_compiled_for_gpus_that_are_not_there(capsys: pytest.CaptureFi
     found = json.loads(capsys.readouterr().out)["compiled"]
     assert abs(found["state"]["planned"] / found["state"]["compiled"] - 1) < 0.01
     assert found["seconds"]["compile"] > 0
+    assert found["ledger"]["equal"]
+    assert [line["name"] for line in found["ledger"]["wire"]] == [
+        "all_gather over data, bfloat16",
+        "all_reduce over data, float32",
+        "reduce_scatter over data, float32",
+    ]
+    assert found["overlap"]["xla"] == {"xla_gpu_enable_latency_hiding_scheduler": True}
+    assert 0 < found["overlap"]["share"] <= 1
