@@ -18,8 +18,8 @@ from pathlib import Path
 import jax
 
 from benchmarks.common import show
-from benchmarks.kernel_probe import FEATURES, KERNELS, Job, Report, probe
 from pallas_kernels.flash.tiles import tiles_for
+from trainer.bench.probe import FEATURES, KERNELS, Job, Report, probe
 
 ALL = " ".join(FEATURES)
 # GPUs, head dims, dtype, features

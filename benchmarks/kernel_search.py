@@ -4,7 +4,7 @@
 
 With every feature on at once, so that a tile serves whichever are: the first that fits, of a list from large to small.
 The list ends where 128 x 128 would begin: what of it fits at all has no register left for another version's compiler.
-Prints what was tried, and rows for tiles.py. Needs no GPU, so nothing is timed: see kernel_probe.
+Prints what was tried, and rows for tiles.py. Needs no GPU, so nothing is timed: see trainer.bench.probe.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import sys
 from collections.abc import Sequence
 from itertools import product
 
-from benchmarks.kernel_probe import KERNELS, Job, Report, probe
 from pallas_kernels.flash.spec import Tile
+from trainer.bench.probe import KERNELS, Job, Report, probe
 
 TARGETS = [(gpu, "bfloat16") for gpu in ("h100", "a100", "b200", "sm_86")] + [("sm_86", "float32")]
 """An H200 is compiled for as an H100 is; sm_86 stands for all with as little shared memory. float32 has one row for

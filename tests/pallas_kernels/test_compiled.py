@@ -7,7 +7,7 @@ import json
 import pytest
 
 from benchmarks.kernel_compile import ALL, golden_path, jobs, key, wrong
-from benchmarks.kernel_probe import Report, probe
+from trainer.bench.probe import Report, probe
 from trainer.errors import ConfigError
 from trainer.planner.compiled import check_installed
 
