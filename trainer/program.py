@@ -117,7 +117,9 @@ class Program:
     @cached_property
     def gpu_settings(self) -> GpuSettings:
         """What XLA is told for the train step; nothing on the CPU, or where the step is only traced."""
-        return gpu_settings(self.mesh.devices.flat[0]) if isinstance(self.mesh, Mesh) else GpuSettings()
+        if not isinstance(self.mesh, Mesh):
+            return GpuSettings()
+        return gpu_settings(self.mesh.devices.flat[0], in_parts=self.config.batch.parts > 1)
 
     @cached_property
     def evaluate(self) -> Callable[[dict[str, jax.Array], Batch], tuple[jax.Array, jax.Array]]:

@@ -48,7 +48,7 @@ def table(monkeypatch: pytest.MonkeyPatch, **flags: bool | int | str) -> None:
 def test_what_xla_does_not_take_is_left_out_with_a_word(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     odd = "xla_gpu_made_up" if value is True else "xla_gpu_enable_pipelined_p2p"
     table(monkeypatch, **{SCHEDULER: True, odd: value})
-    found = gpu_settings.gpu_settings(jax.devices()[0], {})
+    found = gpu_settings.gpu_settings(jax.devices()[0], environment={})
     assert found.options == {SCHEDULER: True}
     (note,) = found.notes
     assert note.startswith(f"{odd} is left out, this XLA does not take it: INVALID_ARGUMENT")
@@ -73,14 +73,21 @@ def test_what_the_user_sets_stays(flags: str, in_file: bool, tmp_path: Path) -> 
     if in_file:
         (tmp_path / "flags").write_text(text)
         text = str(tmp_path / "flags")
-    found = gpu_settings.gpu_settings(A100, {"XLA_FLAGS": text})
+    found = gpu_settings.gpu_settings(A100, environment={"XLA_FLAGS": text})
     assert SCHEDULER not in found.options
     assert found.notes == (f"{SCHEDULER} is as XLA_FLAGS has it",)
-    assert SCHEDULER in gpu_settings.gpu_settings(A100, {"XLA_FLAGS": f"--{SCHEDULER}_of_another"}).options
+    others = {"XLA_FLAGS": f"--{SCHEDULER}_of_another"}
+    assert SCHEDULER in gpu_settings.gpu_settings(A100, environment=others).options
 
 
 def test_the_cpu_is_told_nothing() -> None:
     assert gpu_settings.gpu_settings(jax.devices()[0]) == gpu_settings.GpuSettings()
+
+
+@pytest.mark.usefixtures("takes_all")
+def test_parts_are_kept_apart() -> None:
+    plain, parts = (gpu_settings.gpu_settings(A100, in_parts, {}).options for in_parts in (False, True))
+    assert parts.items() - plain.items() == {("xla_gpu_reduce_scatter_combine_threshold_bytes", str(8 * 2**20))}
 
 
 @pytest.mark.usefixtures("takes_all")
@@ -89,12 +96,12 @@ def test_the_doctor_shows_flags_with_their_reasons() -> None:
     console.print(doctor._table([*doctor._xla(A100)]))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     for flag in gpu_settings.FLAGS:
-        assert f"{flag.name}={flag.value}: {flag.because}" in text
+        assert (f"{flag.name}={flag.value}: {flag.because}" in text) is not flag.in_parts
 
 
 @pytest.mark.skipif(not has_plugin(), reason="the extra `plan` is not installed")
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_installed_xla_knows_every_flag(kind: str) -> None:
-    found = gpu_settings.gpu_settings(absent_gpus(load(kind), 1)[0], {})
+    found = gpu_settings.gpu_settings(absent_gpus(load(kind), 1)[0], in_parts=True, environment={})
     assert found.options
     assert found.notes == ()
