@@ -26,13 +26,14 @@ COMPILED = {
     "total": "without overhead",
 }
 Units = tuple[tuple[str, float], ...]
+"""From the largest to the smallest."""
 SIZES: Units = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
 OPERATIONS: Units = (("PFLOP", 1e15), ("TFLOP", 1e12), ("GFLOP", 1e9), ("MFLOP", 1e6), ("FLOP", 1))
-
 RUNS: Units = (("", 1),)
 UNITS = {"wire": SIZES, "flops": OPERATIONS, "kernels": RUNS, "bytes": SIZES}
 """Of the lines of a ledger."""
 WORTH_SAYING = 1e-3
+"""The part of a number from which on a difference is told as a part of it, too."""
 
 
 def compared(made: Plan, step: CompiledStep) -> dict[str, Any]:
