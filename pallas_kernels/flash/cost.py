@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from jax.experimental import pallas as pl
 
 from pallas_kernels.flash.spec import Arrays, Spec
@@ -11,9 +12,10 @@ from pallas_kernels.flash.spec import Arrays, Spec
 
 def seen_scores(num_queries: int, num_keys: int, causal: bool, window: int | None) -> int:
     """How many scores of one head are seen, where the first query stands at the first key."""
-    last = range(num_queries) if causal else [num_keys - 1] * num_queries
-    first = [0 if window is None else max(0, query - window + 1) for query in range(num_queries)]
-    return sum(max(0, min(end, num_keys - 1) - start + 1) for start, end in zip(first, last, strict=True))
+    queries = np.arange(num_queries)
+    last = np.minimum(queries, num_keys - 1) if causal else np.full(num_queries, num_keys - 1)
+    first = 0 if window is None else np.maximum(0, queries - window + 1)
+    return int(np.maximum(0, last - first + 1).sum())
 
 
 def cost(spec: Spec, arrays: Arrays, matmuls: int, moved: int) -> pl.CostEstimate:
