@@ -194,7 +194,7 @@ def drop(x_BsD: jax.Array, inputs: Inputs, rate: float, place: jax.Array | int) 
     if inputs.split:
         positions += collectives.axis_index(tensor.AXIS) * x_BsD.shape[1]
     key = jax.random.fold_in(inputs.dropout_key, place)
-    keep = randomness.keep_mask(key, inputs.samples, positions, x_BsD.shape[-1], rate)
+    keep = checkpoint_name(randomness.keep_mask(key, inputs.samples, positions, x_BsD.shape[-1], rate), "dropout_mask")
     return jnp.where(keep, x_BsD / (1 - rate), 0).astype(x_BsD.dtype)
 
 

@@ -11,8 +11,8 @@ from models.layers import SELECTIVE_NAMES
 
 RecomputePolicy = Literal["none", "selective", "full"]
 
-DERIVING = ("convert_element_type", "broadcast_in_dim", "dynamic_slice")
-"""Operations that make a weight's equal in another form: a norm's scale in float32, the KV heads of one device."""
+COSTLY = ("dot_general", "pallas_call", "all_gather", "reduce_scatter", "psum", "psum_invariant")
+"""Operations whose results are kept where all that is worth it is: matmuls, kernels and exchanges."""
 
 
 def block_policy(policy: RecomputePolicy, never_saved: str | None) -> Policy | None:
@@ -29,16 +29,17 @@ def block_policy(policy: RecomputePolicy, never_saved: str | None) -> Policy | N
 
 
 def _all_but(name: str) -> Policy:
-    """Saves all but what is called `name`, and but what a custom gradient calls so on the inside.
+    """Saves what is COSTLY or has a name, but not what is called `name`.
 
-    JAX asks for every operation. A name is one of its own: where only its result is refused, the same value before it
-    has a name is saved instead. A custom gradient is asked for as a whole.
+    Elementwise work is done again, as without a policy: one that kept it all would keep the inside of norms and
+    activation functions too. JAX asks for every operation, but for a custom gradient as a whole.
     """
 
     def policy(primitive: Any, *_: Any, **params: Any) -> bool:
-        if primitive.name in DERIVING:
-            return False
-        inside = params["call_jaxpr"].eqns if primitive.name == "custom_vjp_call" else ()
-        return name not in (params.get("name"), *(equation.params.get("name") for equation in inside))
+        if primitive.name == "name":
+            return params["name"] != name
+        if primitive.name == "custom_vjp_call":
+            return all(equation.params.get("name") != name for equation in params["call_jaxpr"].eqns)
+        return primitive.name in COSTLY
 
     return policy

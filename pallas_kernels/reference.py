@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from pallas_kernels.names import ATTENTION
+from pallas_kernels.names import ATTENTION, WEIGHTS
 
 
 def attention(
@@ -72,6 +72,7 @@ def _attend_forward(
     masked = jnp.where(seen, logits_BGRST, -jnp.inf)
     exp = jnp.exp(masked - jnp.maximum(jnp.max(masked, axis=-1, keepdims=True), float32.min))
     weights_BGRST = exp / jnp.maximum(jnp.sum(exp, axis=-1, keepdims=True), float32.tiny)
+    weights_BGRST = checkpoint_name(weights_BGRST, WEIGHTS)
     out_BGNK = jnp.matmul(_rows(weights_BGRST).astype(v_BGTK.dtype), v_BGTK)
     return out_BGNK, (weights_BGRST, v_BGTK, out_BGNK)
 

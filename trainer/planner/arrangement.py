@@ -57,8 +57,8 @@ class Arrangement:
     practice: Practice = MESHWRIGHT
 
     @classmethod
-    def of(cls, config: Config) -> Arrangement:
-        """That of a config of ours, no mesh axis of which is -1.
+    def of(cls, config: Config, practice: Practice | None = None) -> Arrangement:
+        """That of a config of ours, no mesh axis of which is -1; by the habits of another trainer, if given.
 
         Raises:
             ValueError: the layers or the batch cannot be placed on the mesh.
@@ -85,7 +85,7 @@ class Arrangement:
             recompute=config.recompute.policy,
             keeps_inputs=mesh[PIPELINE] > 1 and section.keep == "inputs",
             spread=mesh[PIPELINE] > 1 and section.head == "spread",
-            practice=OURS[config.attention.implementation],
+            practice=practice or OURS[config.attention.implementation],
         )
 
     @property
