@@ -1,6 +1,6 @@
 """Plans and ledgers beside what XLA makes of the same steps, compiled for H100s that are not there.
 
-    python -m benchmarks.plan_ledger [NAME...]    of RUNS; all take some ten minutes on 2 cores
+    python -m benchmarks.plan_ledger [NAME...]    of RUNS; all take six minutes of CPU time
 
 Bytes on the wire, FLOPs of matmuls and bytes of the state have to be equal, or to differ by what a cause accounts for
 exactly; totals of memory, without what the driver and libraries hold, may be off by 8 %. Exits with 1 where they are
