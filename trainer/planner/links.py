@@ -65,10 +65,18 @@ class Cluster:
 
     def along(self, axes: Sequence[str], mesh: Mapping[str, int]) -> Group:
         """The devices that exchange over some axes of a mesh, whose sizes are given outermost first."""
+        near = self._near(axes, mesh)
+        return self.group(math.prod(mesh[axis] for axis in axes), max(1, self.gpus_per_node // near))
+
+    def in_one_node(self, axes: Sequence[str], mesh: Mapping[str, int]) -> bool:
+        """Whether all of them are joined by NVLink."""
+        return self._near(axes, mesh) == math.prod(mesh[axis] for axis in axes)
+
+    def _near(self, axes: Sequence[str], mesh: Mapping[str, int]) -> int:
+        """How many of them are in the node of the first."""
         devices = np.arange(math.prod(mesh.values())).reshape(tuple(mesh.values()))
-        members = devices[tuple(slice(None) if axis in axes else 0 for axis in mesh)].ravel()
-        near = int((members < self.gpus_per_node).sum())
-        return self.group(len(members), max(1, self.gpus_per_node // near))
+        members = devices[tuple(slice(None) if axis in axes else 0 for axis in mesh)]
+        return int((members < self.gpus_per_node).sum())
 
     def group(self, size: int, stride: int) -> Group:
         """`size` devices, each `stride` after the one before, as all such groups of the cluster exchange at once."""

@@ -7,13 +7,10 @@ mesh; what the compiler adds, and seconds, are closed forms (`estimate`). No dev
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 from typing import Literal
 
-from sharding.mesh import AXES
 from trainer.config import Config
 from trainer.description import describe, resolve
 from trainer.errors import ConfigError
@@ -22,7 +19,7 @@ from trainer.planner.auto import fill_in
 from trainer.planner.estimate import estimate
 from trainer.planner.fitting import helps, largest_micro_batch
 from trainer.planner.gpu import load
-from trainer.planner.links import Cluster, Group
+from trainer.planner.links import Cluster
 from trainer.planner.memory import Memory
 from trainer.planner.seconds import Seconds
 from trainer.planner.traced import traced_stages
@@ -175,32 +172,15 @@ def _sent(transfers: Sequence[Transfer], mesh: Mapping[str, int], cluster: Clust
     for transfer in transfers:
         alike.setdefault((transfer.kind, transfer.axes), []).append(transfer)
     for (kind, axes), found in alike.items():
-        group, link = _group(axes, mesh, cluster)
+        group = cluster.along(axes, mesh)
         yield Sent(
             kind=kind,
             axes=axes,
-            link=link,
+            link="nvlink" if cluster.in_one_node(axes, mesh) else "network",
             messages=sum(transfer.count for transfer in found),
             largest=max(transfer.payload // transfer.count for transfer in found),
             link_bytes=sum(transfer.link_bytes for transfer in found),
-            seconds=sum(transfer.count * _seconds(transfer, group) for transfer in found),
+            seconds=sum(
+                transfer.count * group.seconds(transfer.kind, transfer.payload / transfer.count) for transfer in found
+            ),
         )
-
-
-def _group(axes: Sequence[str], mesh: Mapping[str, int], cluster: Cluster) -> tuple[Group, Link]:
-    """The devices that exchange over `axes`, and the slowest link between them."""
-    strides = {axis: math.prod(mesh[inner] for inner in AXES[place + 1 :]) for place, axis in enumerate(AXES)}
-    members = [
-        sum(index * strides[axis] for index, axis in zip(place, axes, strict=True))
-        for place in product(*(range(mesh[axis]) for axis in axes))
-    ]
-    near = sum(member < cluster.gpus_per_node for member in members)
-    group = cluster.group(len(members), max(1, cluster.gpus_per_node // near))
-    return group, "nvlink" if near == len(members) else "network"
-
-
-def _seconds(transfer: Transfer, group: Group) -> float:
-    message = transfer.payload / transfer.count
-    if transfer.kind == "permute":
-        return group.send(message)
-    return group.all_reduce(message) if transfer.kind == "all_reduce" else group.gather(message)
