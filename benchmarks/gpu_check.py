@@ -1,0 +1,131 @@
+"""What a GPU is asked first: are the kernels right, how fast are they, how fast is a train step, how fast are copies.
+
+    python -m benchmarks.gpu_check          on one GPU, in about 5 minutes; writes results/gpu-check-DATE.txt
+    python -m benchmarks.gpu_check --dry    on CPU: tiny, kernels interpreted; no figure counts, and none is kept
+
+Exits with 1 where anything is wrong. Each part is a process of its own: what breaks one, a compiler, a kernel or a
+driver, leaves the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TextIO
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+NOTICE = "A dry run, on CPU, with tiny shapes and kernels interpreted: no figure below counts."
+QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2"}
+ON_CPU = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_backend_optimization_level=0"}
+"""For a dry run, of which compiling is the longest part."""
+NO_GPU = "jax finds no GPU; --dry tries the program on CPU"
+
+
+@dataclass(frozen=True)
+class Part:
+    title: str
+    module: str
+    """Its `check(device, dry)` prints what it finds, and returns what is wrong."""
+    seconds: int
+    """That it may take."""
+
+
+PARTS = {
+    "machine": Part("The machine", "gpu_machine", 30),
+    "correctness": Part("Flash attention against float64", "gpu_correctness", 150),
+    "speed": Part("Attention's speed", "gpu_speed", 120),
+    "training": Part("A train step of 1B", "gpu_training", 150),
+    "copies": Part("Copies between host and GPU", "gpu_copies", 60),
+}
+
+
+def run(name: str, dry: bool) -> int:
+    """One part, in this process; the exit code."""
+    import jax
+
+    platform = "cpu" if dry else "gpu"
+    try:
+        device = jax.devices(platform)[0]
+    except RuntimeError:
+        print(f"WRONG: {NO_GPU}")
+        return 1
+    check: Callable[[jax.Device, bool], list[str]] = import_module(f"benchmarks.{PARTS[name].module}").check
+    wrong = check(device, dry)
+    print(*(f"WRONG: {line}" for line in wrong), sep="\n", end="\n" if wrong else "")
+    return int(bool(wrong))
+
+
+def main(dry: bool) -> int:
+    """All parts; the exit code."""
+    date = datetime.date.today()
+    path = Path(os.devnull) if dry else RESULTS / f"gpu-check-{date}.txt"
+    with path.open("w") as file:
+        _say(file, f"{date}: python -m benchmarks.gpu_check" + " --dry" * dry + "\n")
+        if dry:
+            _say(file, f"{NOTICE}\n")
+        bad = []
+        for name, part in PARTS.items():
+            start = time.perf_counter()
+            _say(file, f"\n== {part.title}\n")
+            problem = _in_a_process(name, dry, file)
+            _say(file, f"{problem or 'fine'}, {time.perf_counter() - start:.0f} s\n")
+            if problem:
+                bad.append(name)
+            if problem and name == "machine":  # without a GPU, or without jax, nothing else is of use
+                break
+        _say(file, f"\nWRONG: {', '.join(bad)}\n" if bad else "\nAll is well.\n")
+        if dry:
+            _say(file, f"{NOTICE}\n")
+    return int(bool(bad))
+
+
+def _in_a_process(name: str, dry: bool, file: TextIO) -> str:
+    """What became of a part, or "" if it is well; its output is printed as it comes, and kept."""
+    command = [sys.executable, "-u", "-m", "benchmarks.gpu_check", "--part", name, *["--dry"] * dry]
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=os.environ | QUIET | (ON_CPU if dry else {}),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        timer = threading.Timer(PARTS[name].seconds, process.kill)
+        timer.start()
+        for line in process.stdout:
+            _say(file, line)
+        process.wait()
+        timer.cancel()
+    if process.returncode == -signal.SIGKILL:
+        return f"WRONG: killed, as after {PARTS[name].seconds} s"
+    return "" if process.returncode == 0 else f"WRONG: exit code {process.returncode}"
+
+
+def _say(file: TextIO, text: str) -> None:
+    print(text, end="", flush=True)
+    file.write(text)
+    file.flush()
+
+
+def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dry", action="store_true")
+    parser.add_argument("--part", choices=PARTS, help="this one alone, in this process; nothing is written")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    asked = _arguments(sys.argv[1:])
+    sys.exit(run(asked.part, asked.dry) if asked.part else main(asked.dry))
