@@ -15,6 +15,7 @@ import jax
 from rich.table import Table
 
 from trainer.config import Config
+from trainer.planner import report
 from trainer.planner.auto import fill_in
 from trainer.planner.compiled import check_installed, compile_step
 from trainer.planner.gpu import load
@@ -22,33 +23,9 @@ from trainer.planner.links import Cluster
 from trainer.planner.plan import Plan, on, plan
 from trainer.planner.show_compiled import compared, compiled_tables
 from trainer.planner.show_overlap import overlap_table, overlapped
+from trainer.planner.words import MEMORY, SECONDS, fullest
 from trainer.tables import make_table, wide_console
 from trainer.units import GIB
-
-# What each kind of bytes is, as `trainer.planner.memory` counts it.
-MEMORY = {
-    "weights": "copies that layers compute with",
-    "gradients": "their sum, float32",
-    "master": "float32 weights",
-    "optimizer": "moments",
-    "activations": "kept for backward, and those of the layer at work",
-    "logits": "a chunk of tokens' logits and their gradient",
-    "gathered": "weights of the part at work, under ZeRO 3",
-    "pipeline": "messages between stages",
-    "collectives": "copies of what is reduced or gathered",
-    "overhead": "driver, libraries, NCCL, what the allocator wastes",
-}
-SECONDS = {
-    "matmul": "matrices of layers and head",
-    "attention": "scores and their sums of values",
-    "elementwise": "norms, activation functions, residuals",
-    "accumulation": "adding up gradients of micro-batches",
-    "optimizer": "the update",
-    "tensor": "tensor parallelism's exchanges, not hidden",
-    "stages": "activations between stages, not hidden",
-    "data": "weights and gradients over data and replica, not hidden",
-    "bubble": "waiting for other stages",
-}
 
 
 def show_plan(
@@ -72,8 +49,6 @@ def show_plan(
         ConfigError: see `trainer.planner.plan.plan` and `trainer.planner.compiled.absent_gpus`; or `html` cannot be
             written.
     """
-    from trainer.planner import report  # takes its words from here
-
     if html is not None:
         report.check_writable(html)
     if compiled:
@@ -146,13 +121,6 @@ def _summary(made: Plan, tokens: float | None, storage: float | None) -> Table:
             "training", f"{tokens:.3g} tokens: {made.days(tokens):,.1f} days, {made.gpu_hours(tokens):,.0f} GPU-hours"
         )
     return table
-
-
-def fullest(made: Plan) -> str:
-    """Which stage the plan's memory is that of."""
-    if len(set(made.stages)) == 1:
-        return f"all {len(made.stages)} stages hold alike: they run one program"
-    return f"stage {made.worst_stage} of {len(made.stages)} is the fullest"
 
 
 def _memory(made: Plan) -> Table:

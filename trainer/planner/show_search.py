@@ -29,7 +29,7 @@ from trainer.planner.candidates import Candidate
 from trainer.planner.compiled import check_installed
 from trainer.planner.ranking import MARGIN, Choice
 from trainer.planner.search import Found, search
-from trainer.planner.show_plan import SECONDS
+from trainer.planner.words import SECONDS
 from trainer.tables import wide_console
 from trainer.units import GIB
 

@@ -20,7 +20,8 @@ from trainer.description import describe
 from trainer.errors import ConfigError
 from trainer.planner import Plan, plan
 from trainer.planner.published import RUNS, read
-from trainer.planner.show_plan import as_dict, fullest, show_plan
+from trainer.planner.show_plan import as_dict, show_plan
+from trainer.planner.words import fullest
 from trainer.trace import trace_step
 from trainer.trainer import Trainer
 from trainer.wire import busiest

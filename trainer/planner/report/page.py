@@ -26,7 +26,8 @@ from trainer.pipeline import make_schedule
 from trainer.planner.arrangement import Arrangement
 from trainer.planner.gpu import Gpu
 from trainer.planner.plan import Plan
-from trainer.planner.report import alternatives, bars, nodes, numbers, roofline, words
+from trainer.planner.report import alternatives, bars, nodes, numbers, roofline, verdict
+from trainer.planner.words import MEMORY, SECONDS
 from trainer.units import binary
 
 LINKS = {"nvlink": "NVLink", "network": "network"}
@@ -123,11 +124,11 @@ def _of_plan(made: Plan, name: str, tokens: float | None, storage: float | None)
     return {
         "name": name,
         "plan": made,
-        "verdict": words.verdict(name, made),
-        "facts": words.facts(made, tokens, storage),
-        "stages": [bars.stack(asdict(stage), words.MEMORY, bars.MEMORY, scale) for stage in made.stages],
+        "verdict": verdict.verdict(name, made),
+        "facts": verdict.facts(made, tokens, storage),
+        "stages": [bars.stack(asdict(stage), MEMORY, bars.MEMORY, scale) for stage in made.stages],
         "limit": 100 * made.memory_bytes / scale,
-        "spent": bars.stack(asdict(made.seconds), words.SECONDS, bars.SECONDS, made.seconds.total),
+        "spent": bars.stack(asdict(made.seconds), SECONDS, bars.SECONDS, made.seconds.total),
         "axes": nodes.axes(made.mesh, made.gpus_per_node),
         "nodes": nodes.picture(made.mesh, made.gpus_per_node),
     }

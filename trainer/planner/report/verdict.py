@@ -8,10 +8,8 @@ from typing import NamedTuple
 
 from trainer.planner.plan import Plan
 from trainer.planner.report import numbers
-from trainer.planner.show_plan import MEMORY, SECONDS, fullest
+from trainer.planner.words import fullest
 from trainer.units import DAY, GIB
-
-__all__ = ["MEMORY", "SECONDS", "Fact", "facts", "verdict"]
 
 BANDWIDTHS = (1e9, 10e9, 100e9)
 """Bytes/s at which a checkpoint is said to be saved, where nobody says at which it is."""

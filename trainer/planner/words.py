@@ -1,0 +1,37 @@
+"""What the numbers of a plan are, in words that all who show one use."""
+
+from __future__ import annotations
+
+from trainer.planner.plan import Plan
+
+# What each kind of bytes is, as `trainer.planner.memory` counts it.
+MEMORY = {
+    "weights": "copies that layers compute with",
+    "gradients": "their sum, float32",
+    "master": "float32 weights",
+    "optimizer": "moments",
+    "activations": "kept for backward, and those of the layer at work",
+    "logits": "a chunk of tokens' logits and their gradient",
+    "gathered": "weights of the part at work, under ZeRO 3",
+    "pipeline": "messages between stages",
+    "collectives": "copies of what is reduced or gathered",
+    "overhead": "driver, libraries, NCCL, what the allocator wastes",
+}
+SECONDS = {
+    "matmul": "matrices of layers and head",
+    "attention": "scores and their sums of values",
+    "elementwise": "norms, activation functions, residuals",
+    "accumulation": "adding up gradients of micro-batches",
+    "optimizer": "the update",
+    "tensor": "tensor parallelism's exchanges, not hidden",
+    "stages": "activations between stages, not hidden",
+    "data": "weights and gradients over data and replica, not hidden",
+    "bubble": "waiting for other stages",
+}
+
+
+def fullest(made: Plan) -> str:
+    """Which stage the plan's memory is that of."""
+    if len(set(made.stages)) == 1:
+        return f"all {len(made.stages)} stages hold alike: they run one program"
+    return f"stage {made.worst_stage} of {len(made.stages)} is the fullest"
