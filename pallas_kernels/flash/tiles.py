@@ -32,12 +32,12 @@ TILES: dict[str, dict[int, Tiles]] = {
 TILES["H200"] = TILES["H100"]
 OTHERS: dict[int, Tiles] = {
     64: Tiles(Tile(128, 64, 8, 2), Tile(128, 64, 8, 2), Tile(32, 64, 8, 2)),
-    128: Tiles(Tile(128, 64, 8, 2), Tile(64, 64, 8, 2), Tile(64, 64, 8, 2)),
+    128: Tiles(Tile(64, 64, 8, 2), Tile(64, 64, 8, 2), Tile(32, 64, 8, 2)),
     256: Tiles(Tile(32, 32, 4, 2), Tile(32, 32, 8, 2), Tile(32, 32, 8, 2)),
 }
 """On GPUs that TILES does not name: compiled for those with the least shared memory, 99 KiB."""
 FLOAT32: dict[int, Tiles] = {
-    64: Tiles(Tile(32, 32, 8, 2), Tile(32, 32, 8, 2), Tile(32, 32, 8, 2)),
+    64: Tiles(Tile(32, 32, 8, 2), Tile(32, 32, 8, 2), Tile(32, 16, 8, 2)),
     128: Tiles(Tile(32, 32, 8, 2), Tile(32, 32, 8, 2), Tile(32, 32, 8, 2)),
     256: Tiles(Tile(16, 32, 4, 2), Tile(16, 32, 4, 2), Tile(16, 16, 4, 2)),
 }
