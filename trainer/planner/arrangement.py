@@ -13,7 +13,7 @@ from sharding.mesh import PIPELINE, num_groups
 from trainer.config import Config
 from trainer.pipeline import make_stages
 from trainer.planner.flow import Flow, lockstep
-from trainer.planner.practice import MESHWRIGHT, OURS, Practice
+from trainer.planner.practice import MESHWRIGHT, OURS, Hidden, Practice
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Of an element."""
@@ -54,6 +54,8 @@ class Arrangement:
     """A stage keeps only its input, and runs again for its backward pass."""
     spread: bool = False
     """Embedding and head are cut over all stages by vocabulary."""
+    parts: int = 1
+    """Of a micro-batch, that layers work at side by side, so that one works while another sends."""
     practice: Practice = MESHWRIGHT
 
     @classmethod
@@ -85,12 +87,18 @@ class Arrangement:
             recompute=config.recompute.policy,
             keeps_inputs=mesh[PIPELINE] > 1 and section.keep == "inputs",
             spread=mesh[PIPELINE] > 1 and section.head == "spread",
+            parts=config.batch.parts,
             practice=practice or OURS[config.attention.implementation],
         )
 
     @property
     def gpus(self) -> int:
         return self.pipeline * self.replica * self.data * self.tensor
+
+    @property
+    def hides(self) -> frozenset[Hidden]:
+        """What may travel beside work."""
+        return self.practice.hides | ({"tensor"} if self.parts > 1 else frozenset())
 
     @property
     def sharded(self) -> int:

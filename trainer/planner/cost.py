@@ -170,4 +170,5 @@ class Costs:
     def _exchange(self, times: float) -> Cost:
         """All-reduces of the residual stream over `tensor`; under sequence parallelism, scatters and gathers of it."""
         a = self.arrangement
-        return Cost(tensor=times * self.tensor.all_reduce(a.tokens * a.model.hidden * a.itemsize))
+        of_part = self.tensor.all_reduce(a.tokens * a.model.hidden * a.itemsize / a.parts)
+        return Cost(tensor=times * a.parts * of_part)

@@ -74,7 +74,7 @@ class Step:
 
     def exposed(self, what: Hidden, sent: float, work: float) -> float:
         """What is left of the seconds `sent` where the trainer hides them behind seconds of `work`."""
-        if what not in self.a.practice.hides:
+        if what not in self.a.hides:
             return sent
         return sent - self.cluster.gpu.efficiency.overlap * min(sent, work)
 

@@ -139,3 +139,13 @@ def test_the_slowest_of_asynchronous_stages_sets_the_pace() -> None:
     )
     assert even.matmul < short.matmul
     assert short.matmul < even.matmul * 8 / 7
+
+
+def test_parts_of_a_micro_batch_hide_what_tensor_parallelism_sends() -> None:
+    seconds = [
+        estimate(Arrangement.of(large("llama3-8b", "mesh={tensor: 8}", "batch.micro=2", *parts)), load("h100")).seconds
+        for parts in ((), ("batch.parts=2",))
+    ]
+    whole, halves = seconds
+    assert 0.2 * whole.tensor < halves.tensor < 0.4 * whole.tensor  # twice the messages, and a fifth is not hidden
+    assert halves.matmul == whole.matmul
