@@ -49,7 +49,7 @@ def test_the_parts_of_a_dry_run_are_processes_and_leave_no_file(
     assert text.count(NOTICE) == 2
     assert "invalid choice: 'unknown'" in text
     assert text.index("WRONG: exit code 2") < text.index(" x cpu") < text.index("fine,")
-    assert text.splitlines()[-2] == "WRONG: unknown"
+    assert text.splitlines()[-2].startswith("WRONG: unknown;")
     assert not list(results.iterdir())
 
 
@@ -57,16 +57,24 @@ def test_without_a_gpu_nothing_is_tried(capsys: pytest.CaptureFixture[str], resu
     assert gpu_check.main(dry=False) == 1
     text = capsys.readouterr().out
     assert f"WRONG: {NO_GPU}" in text
-    assert PARTS["speed"].title not in text
+    assert PARTS["correctness"].title not in text
+    assert not list(results.iterdir())
+
+
+def test_what_is_found_on_a_gpu_is_kept(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], results: Path
+) -> None:
+    monkeypatch.setattr(gpu_check, "PARTS", {"copies": PARTS["copies"]})  # which finds none, and says so
+    assert gpu_check.main(dry=False) == 1
     (file,) = results.iterdir()
-    assert file.read_text() == text
+    assert file.read_text() == capsys.readouterr().out
 
 
 def test_a_part_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     part = gpu_check.Part("slow", "gpu_speed", 0)
     monkeypatch.setattr(gpu_check, "PARTS", {"speed": part})
     assert gpu_check.main(dry=True) == 1
-    assert "WRONG: killed, as after 0 s" in capsys.readouterr().out
+    assert "WRONG: not done after 0 s" in capsys.readouterr().out
 
 
 class Broken:
