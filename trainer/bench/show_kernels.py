@@ -36,10 +36,11 @@ def show_kernels(kind: str | None) -> bool:
 
 
 def _measured(device: jax.Device) -> bool:
-    speeds = list(attention_speeds(device, SHAPES, say=_say))
+    speeds, gpu = list(attention_speeds(device, SHAPES, say=_say)), described(device.device_kind)
+    unknown = "; its roofline is not known" if gpu is None else ""
     console = wide_console()
-    console.print(f"{device.device_kind}, jax {jax.__version__}", highlight=False)
-    console.print(speed_table(speeds, described(device.device_kind)))
+    console.print(f"{device.device_kind}, jax {jax.__version__}{unknown}", highlight=False)
+    console.print(speed_table(speeds, gpu))
     return all(speed.problem in ("", OUT_OF_MEMORY) for speed in speeds)
 
 

@@ -72,7 +72,8 @@ def seconds(call: Callable[[], Any], least: float = SECONDS) -> float:
 def problem_of(error: Exception) -> str:
     """In one line."""
     first = (str(error).splitlines() or [""])[0]
-    return OUT_OF_MEMORY if "RESOURCE_EXHAUSTED" in first else f"{type(error).__name__}: {first}"
+    device_memory = "RESOURCE_EXHAUSTED" in first and "Shared memory" not in first  # which a kernel takes too much of
+    return OUT_OF_MEMORY if device_memory else f"{type(error).__name__}: {first}"
 
 
 def speed_table(speeds: Iterable[Speed], gpu: Gpu | None) -> Table:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import jax
 import pytest
 
 from trainer.bench import absent, show_kernels
 from trainer.bench.absent import compiled_kernels, kernel_work
 from trainer.bench.probe import Job, Report
 from trainer.bench.shapes import SHAPES, Shape, Work
+from trainer.bench.speed import Speed
 from trainer.errors import ConfigError
 from trainer.planner.compiled import check_installed
 from trainer.planner.gpu import load
@@ -71,6 +73,20 @@ def test_a_gpu_of_the_users_own_is_found_from_everywhere(
     monkeypatch.chdir(tmp_path)
     show_kernels.show_kernels("mine.yaml")
     assert {job.gpu for job in compiler} == {str(tmp_path / "mine.yaml")}
+
+
+@pytest.mark.parametrize(("problem", "fine"), [("", True), ("out of memory", True), ("JaxRuntimeError: died", False)])
+def test_a_gpu_that_is_there_is_measured(
+    problem: str, fine: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    speed = Speed("reference", SHAPES[0], 0.25, 0.5, problem)
+    monkeypatch.setattr(show_kernels, "_gpu", lambda: jax.devices()[0])
+    monkeypatch.setattr(show_kernels, "attention_speeds", lambda *_, **__: [speed])
+    assert show_kernels.show_kernels(None) == fine
+    text = capsys.readouterr().out
+    assert "cpu, jax" in text
+    assert "its roofline is not known" in text
+    assert (problem or "250.000") in text
 
 
 def test_what_compiling_takes_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

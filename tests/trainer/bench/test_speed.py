@@ -47,6 +47,18 @@ def test_every_implementation_is_timed_whatever_becomes_of_another(monkeypatch: 
     assert found["large"].problem == "out of memory"
 
 
+@pytest.mark.parametrize(
+    ("message", "problem"),
+    [
+        ("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8 bytes\nmore", "out of memory"),
+        ("RESOURCE_EXHAUSTED: Shared memory size limit exceeded: requested 2", "limit exceeded: requested 2"),
+        ("", "RuntimeError: "),
+    ],
+)
+def test_memory_that_is_not_enough_is_told_from_a_kernel_that_is_wrong(message: str, problem: str) -> None:
+    assert speed.problem_of(RuntimeError(message)).endswith(problem)
+
+
 def test_the_table_has_the_part_of_the_roofline(capsys: pytest.CaptureFixture[str]) -> None:
     gpu, shape = load("h100"), Shape(2, 8192, 16, 128)
     half = Speed("fast", shape, 2 * shape.forward.seconds(gpu), 4 * shape.backward.seconds(gpu))
