@@ -57,9 +57,10 @@ def attention_speeds(
             say(f"{name}, head dim {shape.head_dim}, {shape.sequence:,} tokens")
             try:
                 with jax.default_device(device):
-                    yield Speed(name, shape, *_measured(implementation.make(kind), shape, least))
+                    speed = Speed(name, shape, *_measured(implementation.make(kind), shape, least))
             except Exception as error:  # whatever a compiler or a driver raises: the others are measured all the same
-                yield Speed(name, shape, problem=problem_of(error))
+                speed = Speed(name, shape, problem=problem_of(error))
+            yield speed
 
 
 def seconds(call: Callable[[], Any], least: float = SECONDS) -> float:
