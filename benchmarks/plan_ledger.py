@@ -27,6 +27,7 @@ from trainer.units import GIB
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 _LLAMA_70B = ["model.preset=llama3-70b", "batch={global: 64, micro: 1, sequence: 8192}"]
+_PALLAS = ["recompute=selective", "attention.implementation=pallas"]
 RUNS: Mapping[str, tuple[str, list[str]]] = {
     "gpt2-124m on one": ("gpt2-124m", ["mesh={data: 1}", "batch.global=64"]),
     "gpt2-124m": ("gpt2-124m", []),
@@ -38,6 +39,7 @@ RUNS: Mapping[str, tuple[str, list[str]]] = {
     ),
     "llama3-8b ZeRO 3": ("llama3-8b", ["mesh={data: 8}", "batch.global=16"]),
     "llama3-8b recompute full": ("llama3-8b", ["mesh={data: 8}", "batch.global=16", "recompute=full"]),
+    "llama3-8b pallas": ("llama3-8b", ["mesh={data: 2, tensor: 4}", "batch.global=16", *_PALLAS]),
     "llama3-8b replica 16": ("llama3-8b", ["mesh={replica: 16, data: 8, tensor: 4}"]),
     "llama3-8b tensor 8, recompute none": (
         "llama3-8b",

@@ -80,9 +80,11 @@ class _Parts:
 
     def gradients(self) -> float:
         a = self.a
-        of_sum = self.elements * a.sum_itemsize / (a.data if a.sharded >= 2 else 1)
-        apart = a.practice.micro_gradients and a.sharded < 2 and a.micro_batches > 1 and a.sum_itemsize != a.itemsize
-        of_micro_batch = self.elements * a.itemsize / (a.chunks if a.practice.lockstep else 1) if apart else 0
+        shares = a.data if a.sharded >= 2 else 1
+        of_sum = self.elements * a.sum_itemsize / shares
+        itemsize = a.itemsize if a.sharded < 2 else a.sum_itemsize  # what is scattered is summed in that
+        apart = a.practice.micro_gradients and a.micro_batches > 1 and (a.sharded >= 2 or a.sum_itemsize != a.itemsize)
+        of_micro_batch = self.elements * itemsize / shares / (a.chunks if a.practice.lockstep else 1) if apart else 0
         # XLA copies them once more where a stage may skip a layer.
         copies = 2 if a.practice.lockstep and len(set(a.layers)) > 1 else 1
         return of_sum + copies * of_micro_batch
