@@ -45,7 +45,6 @@ NO_EFFECT = (
     NoEffect("optimizer.decay_steps", "optimizer.schedule", ("constant",), "it never decays"),
     NoEffect("optimizer.min_ratio", "optimizer.schedule", ("constant",), "it never decays"),
     NoEffect("zero.persist_below", "zero.stage", (0,), "everything stays whole"),
-    NoEffect("batch.parts", "mesh.tensor", (1,), "layers send nothing", may_wait=True),
     NoEffect("pipeline", "mesh.pipeline", (1,), "there are no stages", may_wait=True),
     NoEffect("data.text_key", "data.path", ("stdlib",), "there are no records"),
 )

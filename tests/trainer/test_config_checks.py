@@ -186,12 +186,6 @@ class TestResolve:
         assert str(error.value).startswith(message)
 
 
-def test_parts_need_tensor_parallelism_or_that_there_is_none_said() -> None:
-    with pytest.raises(ConfigError, match=r"batch.parts: has no effect with mesh.tensor=1"):
-        Config.from_dict({"batch": {"parts": 2}})
-    assert Config.from_dict({"batch": {"parts": 2}, "mesh": {"tensor": 1}}).batch.parts == 2
-
-
 def test_a_pipeline_section_needs_stages_or_that_there_are_none_said() -> None:
     with pytest.raises(ConfigError, match=r"pipeline: has no effect with mesh.pipeline=1"):
         Config.from_dict({"pipeline": {"keep": "inputs"}})

@@ -67,7 +67,7 @@ WRONG = {
     "a key like no other": ("train: {zzz: 1}", ["x.yaml:1: train.zzz: unknown key (keys here: steps, "]),
     "the name of a field that has another in files": (
         "batch: {global_: 4}",
-        ["x.yaml:1: batch.global_: unknown key; did you mean global? (keys here: global, micro, sequence)"],
+        ["x.yaml:1: batch.global_: unknown key; did you mean global? (keys here: global, micro, sequence, parts)"],
     ),
     "a nested key": (
         "precision:\n  compute: float16\n  loss_scale:\n    windw: 3\n",

@@ -77,7 +77,7 @@ class Candidate:
         """A config's tree, as `Config.from_dict` reads it, with this layout for its own."""
         zero = tree.get("zero", {}) if self.zero else {}  # with stage 0 its other keys have no effect
         batch = {**tree.get("batch", {}), "micro": self.micro}
-        if self.tensor == 1:  # nor has this
+        if self.tensor == 1:  # nothing is sent that parts could hide
             batch.pop("parts", None)
         laid_out = {
             **tree,
