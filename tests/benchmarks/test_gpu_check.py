@@ -29,7 +29,13 @@ def results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     jax.config.update("jax_disable_most_optimizations", False)
 
 
-@pytest.mark.parametrize("name", PARTS)
+LONG = ("correctness", "training")
+"""Of which other tests do the work, in shorter ways."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.sweep] if name in LONG else []) for name in PARTS]
+)
 def test_every_part_is_well_on_cpu(
     name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
