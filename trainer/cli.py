@@ -182,11 +182,14 @@ def plan(
     ] = None,
     gpus_per_node: Annotated[int, typer.Option("--gpus-per-node", metavar="N", min=1, help="That NVLink joins.")] = 8,
     tokens: Annotated[
-        float | None, typer.Option("--tokens", metavar="N", min=1, help="Also days and GPU-hours for so many: 3e11.")
+        float | None,
+        typer.Option("--tokens", metavar="N", min=1, max=1e18, help="Also days and GPU-hours for so many: 3e11."),
     ] = None,
     storage: Annotated[
         float | None,
-        typer.Option("--storage", metavar="GB/S", min=0.001, help="Also how long a checkpoint takes to save at it."),
+        typer.Option(
+            "--storage", metavar="GB/S", min=0.001, max=1e6, help="Also how long a checkpoint takes to save at it."
+        ),
     ] = None,
     compiled: Annotated[
         bool, typer.Option("--compile", help="Also what XLA, which compiles it, sets aside; needs the extra `plan`.")
@@ -208,8 +211,10 @@ def plan(
     """
     if (config is None) == (published is None):
         raise ConfigError("give a CONFIG to plan, or --published FILE.csv with runs to predict")
-    if published is not None and html is not None:
-        raise ConfigError("--html is a page on a CONFIG; leave it out with --published")
+    of_config = {"--html": html, "--tokens": tokens, "--storage": storage, "--compile": compiled, "--gpus": gpus}
+    given = [option for option, value in of_config.items() if value]
+    if published is not None and given:
+        raise ConfigError(f"{', '.join(given)}: of a CONFIG; leave it out with --published")
     if published is not None:
         from trainer.planner.show_published import show_published
 

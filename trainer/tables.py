@@ -14,7 +14,7 @@ PIPE_WIDTH = 160
 
 def wide_console() -> Console:
     """Standard output, as wide as its terminal."""
-    console = Console()
+    console = Console(markup=False)  # names that users give may hold brackets
     if not console.is_terminal:
         console.width = PIPE_WIDTH
     return console

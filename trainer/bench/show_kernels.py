@@ -46,7 +46,7 @@ def _measured(device: jax.Device) -> bool:
 
 def _compiled(kind: str) -> bool:
     gpu = load(kind)
-    check_installed("bench kernels --gpu")
+    check_installed("without a GPU of its kind, bench kernels")
     jax.config.update("jax_platforms", "cpu")  # takes no memory of a GPU, and waits for no driver
     name = kind.lower() if kind.lower() in KINDS else str(Path(kind).absolute())
     kernels = list(compiled_kernels(name, gpu, HEAD_DIMS, LENGTH, _say))

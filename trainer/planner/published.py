@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -27,6 +27,8 @@ from trainer.units import GIB
 
 RUNS = Path(__file__).parent / "published_runs.csv"
 OUT_OF_MEMORY = "OOM"
+MOST = 1e9
+"""That any number in a table may be."""
 BEFORE_HOPPER = ("v100", "a100")
 PRECISIONS = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 POLICIES: tuple[RecomputePolicy, ...] = ("none", "selective", "full")
@@ -98,14 +100,28 @@ CONVENTIONS: dict[str, Callable[[Run], float]] = {
 of every layer repeated; `mfu` as Megatron-Core's `num_floating_point_operations` did until 2024, without."""
 
 
+KNOWN: dict[str, Collection[Any]] = {
+    "precision": PRECISIONS,
+    "flops_convention": CONVENTIONS,
+    "zero_stage": range(4),
+}
+"""Column -> what it may say."""
+
+
 def read(path: str | Path = RUNS) -> list[Run]:
     """The rows of a table.
 
     Raises:
         ConfigError: something that a run needs is missing, or not what it should be; names the line and the column.
     """
-    with Path(path).open(encoding="utf-8", newline="") as file:
-        return [_run(row, f"{path}:{line}") for line, row in enumerate(csv.DictReader(file), start=2)]
+    try:
+        with Path(path).open(encoding="utf-8", newline="") as file:
+            runs = [_run(row, f"{path}:{line}") for line, row in enumerate(csv.DictReader(file), start=2)]
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not a text file in UTF-8; give a table like {RUNS.name}") from None
+    if not runs:
+        raise ConfigError(f"{path}: no runs; give a table like {RUNS.name}, with a line for each")
+    return runs
 
 
 def predict(run: Run, gpu: Gpu | None = None, gpus_per_node: int = 8) -> Prediction:
@@ -231,10 +247,12 @@ def _run(row: dict[str, str], place: str) -> Run:
             values[field.name] = _value(text, kinds[field.name], f"{place}: {field.name}")
         elif field.default is dataclasses.MISSING:
             raise ConfigError(f"{place}: {field.name}: blank or missing; a run cannot be planned without it")
-    for column, known in (("precision", PRECISIONS), ("flops_convention", CONVENTIONS)):
-        if values[column] not in known:
-            raise ConfigError(f"{place}: {column}: {values[column]!r} is none of {', '.join(known)}")
+    for column, known in KNOWN.items():
+        if (value := values.get(column)) is not None and value not in known:
+            raise ConfigError(f"{place}: {column}: {value!r} is none of {', '.join(map(str, known))}")
     run = Run(**values)
+    if run.hidden % run.heads:
+        raise ConfigError(f"{place}: heads: {run.heads} do not divide hidden={run.hidden}")
     if run.data * run.tensor * run.pipeline != run.gpus:
         mesh = f"{run.data} data x {run.tensor} tensor x {run.pipeline} pipeline"
         raise ConfigError(f"{place}: {mesh} are not the {run.gpus} GPUs of the run")
@@ -247,6 +265,10 @@ def _value(text: str, kind: Any, place: str) -> Any:
     if number is None:
         return text
     try:
-        return number(text)
+        value = number(text)
     except ValueError:
         raise ConfigError(f"{place}: expected a number, got {text!r}") from None
+    lowest = 0 if place.endswith("zero_stage") else 1 if number is int else 0
+    if not lowest <= value <= MOST:
+        raise ConfigError(f"{place}: expected a number from {lowest} to {MOST:g}, got {text!r}")
+    return value

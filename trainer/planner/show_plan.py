@@ -15,6 +15,7 @@ import jax
 from rich.table import Table
 
 from trainer.config import Config
+from trainer.output_file import check_output, write_output
 from trainer.planner import report
 from trainer.planner.auto import fill_in
 from trainer.planner.compiled import check_installed, compile_step
@@ -50,7 +51,7 @@ def show_plan(
             written.
     """
     if html is not None:
-        report.check_writable(html)
+        check_output("--html", html, (".html", ".htm"))
     if compiled:
         check_installed()
         jax.config.update("jax_platforms", "cpu")  # or jax would look for a driver
@@ -65,7 +66,8 @@ def show_plan(
         found = compared(made, step) | {"overlap": overlapped(step, Cluster(kind, gpus_per_node))}
     if html is not None:
         beside = _compiled(found | {"seconds": {}}) if found else []  # a page has no clock
-        report.write(html, report.page(made, laid_out, kind, tokens=tokens, storage=storage, compiled=beside))
+        page = report.page(made, laid_out, kind, tokens=tokens, storage=storage, compiled=beside)
+        write_output("--html", html, page)
     if json:
         tree = as_dict(made, tokens, storage) | ({"compiled": found} if found else {})
         print(json_format.dumps(tree, indent=2))

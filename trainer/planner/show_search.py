@@ -25,6 +25,8 @@ from trainer.config import Config
 from trainer.config_auto import AUTO, SEARCHED, fixed_by
 from trainer.config_source import Source, read_file
 from trainer.config_yaml import KeyPath, dump, plain
+from trainer.errors import ConfigError
+from trainer.output_file import check_output, write_output
 from trainer.planner.candidates import Candidate
 from trainer.planner.compiled import check_installed
 from trainer.planner.ranking import MARGIN, Choice
@@ -56,6 +58,10 @@ def show_search(
     Raises:
         ConfigError: see `Config.load` and `trainer.planner.search.search`.
     """
+    if out is not None:
+        check_output("--out", out, (".yaml", ".yml"))
+        if out.exists() and out.samefile(path):
+            raise ConfigError(f"--out {out} is the config itself, whose comments would be lost; name another file")
     if compiled:
         check_installed()
         jax.config.update("jax_platforms", "cpu")  # or jax would look for a driver
@@ -70,7 +76,7 @@ def show_search(
     found = search(config, gpu, gpus, gpus_per_node, top, fixed=fixed, compiled=compiled, say=_say)
     tree = found.winner.candidate.on(written)
     if out is not None:
-        out.write_text(_header(found, config.run.name, out, gpu) + dump(tree), encoding="utf-8")
+        write_output("--out", out, _header(found, config.run.name, out, gpu) + dump(tree))
     if json:
         print(json_format.dumps(as_dict(found) | {"config": tree}, indent=2))
         return

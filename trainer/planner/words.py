@@ -7,7 +7,7 @@ from trainer.planner.plan import Plan
 # What each kind of bytes is, as `trainer.planner.memory` counts it.
 MEMORY = {
     "weights": "copies that layers compute with",
-    "gradients": "their sum, float32",
+    "gradients": "their sum, float32, and those of a micro-batch",
     "master": "float32 weights",
     "optimizer": "moments",
     "activations": "kept for backward, and those of the layer at work",

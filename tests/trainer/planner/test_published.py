@@ -122,6 +122,9 @@ def test_calibration_finds_the_constants_that_made_the_figures() -> None:
         ("layers", "", "runs.csv:2: layers: blank or missing"),
         ("precision", "fp8", "runs.csv:2: precision: 'fp8' is none of fp16, bf16, fp32"),
         ("data", "31", "31 data x 1 tensor x 1 pipeline are not the 32 GPUs"),
+        ("heads", "7", "runs.csv:2: heads: 7 do not divide hidden"),
+        ("layers", "-3", "runs.csv:2: layers: expected a number from 1 to 1e"),
+        ("zero_stage", "9", "zero_stage: 9 is none of 0, 1, 2, 3"),
         ("flops_convention", "mine", "flops_convention: 'mine' is none of hfu-96, mfu"),
     ],
 )
@@ -130,6 +133,14 @@ def test_a_wrong_table_is_refused_by_line_and_column(tmp_path: Path, column: str
     cells = dict(zip(header.split(","), row.split(","), strict=False)) | {column: value}
     table = tmp_path / "runs.csv"
     table.write_text(f"{header}\n{','.join(cells.values())}\n")
+    with pytest.raises(ConfigError, match=message):
+        read(table)
+
+
+@pytest.mark.parametrize(("contents", "message"), [(b"", "no runs"), (b"id,\xff", "not a text file in UTF-8")])
+def test_a_table_without_runs_is_refused(tmp_path: Path, contents: bytes, message: str) -> None:
+    table = tmp_path / "runs.csv"
+    table.write_bytes(contents)
     with pytest.raises(ConfigError, match=message):
         read(table)
 

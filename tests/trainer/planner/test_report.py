@@ -308,23 +308,32 @@ def test_the_same_plan_is_the_same_page_beside_what_is_printed(
     assert file.read_bytes() == page_of_small().encode()
 
 
-@pytest.mark.parametrize("place", ["none/plan.html", "."])
+@pytest.mark.parametrize("place", ["none/plan.html", "folder.html"])
 def test_where_it_cannot_be_written_is_said_before_the_work(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trainer.planner.show_plan.plan", lambda *_: pytest.fail("work was done"))
+    (tmp_path / "folder.html").mkdir()
     result = CliRunner().invoke(app, ["plan", str(ROOT / "configs/quickstart.yaml"), "--html", str(tmp_path / place)])
     assert result.exit_code == 2
     assert re.fullmatch(
         r"error: --html .* cannot be written \(.*\); name a file in a folder that is there\n", result.stderr
     )
-    assert not list(tmp_path.iterdir())
+    assert [found.name for found in tmp_path.iterdir()] == ["folder.html"]
+
+
+def test_a_page_overwrites_no_file_of_another_kind(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("model: {layers: 2}\n")
+    result = CliRunner().invoke(app, ["plan", str(config), "--html", str(config)])
+    assert (result.exit_code, "name a file that ends in .html or .htm" in result.stderr) == (2, True)
+    assert config.read_text() == "model: {layers: 2}\n"
 
 
 def test_published_runs_have_no_page(tmp_path: Path) -> None:
     runs = str(ROOT / "trainer/planner/published_runs.csv")
     result = CliRunner().invoke(app, ["plan", "--published", runs, "--html", str(tmp_path / "a.html")])
-    assert (result.exit_code, "--html is a page on a CONFIG" in result.stderr) == (2, True)
+    assert (result.exit_code, "--html: of a CONFIG; leave it out with --published" in result.stderr) == (2, True)
 
 
 MEASURE = """

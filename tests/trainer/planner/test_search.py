@@ -209,6 +209,25 @@ def config(tmp_path: Path) -> Path:
     return file
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("none/found.yaml", "no such folder"),
+        ("found.txt", "name a file that ends in .yaml or .yml"),
+        ("tiny.yaml", "is the config itself"),
+    ],
+)
+def test_what_cannot_be_written_is_said_before_the_search(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, message: str
+) -> None:
+    monkeypatch.setattr("trainer.planner.show_search.search", lambda *_, **__: pytest.fail("work was done"))
+    own = tmp_path / "tiny.yaml"
+    own.write_text(config.read_text())
+    result = run(str(own), "--gpus", "4", "--out", str(tmp_path / name))
+    assert (result.exit_code, message in result.stderr) == (2, True)
+    assert own.read_text() == config.read_text()
+
+
 @pytest.mark.parametrize("overrides", [["mesh.pipeline=4", "pipeline.keep=inputs"], ["mesh.data=1"]], ids=" ".join)
 def test_the_file_plans_to_what_was_found(config: Path, tmp_path: Path, overrides: list[str]) -> None:
     out = tmp_path / "found.yaml"

@@ -4,6 +4,6 @@ Nothing is loaded when it is read, no script runs, and the same plan gives the s
 decided elsewhere; here they are only laid out.
 """
 
-from trainer.planner.report.page import check_writable, fragment, page, write
+from trainer.planner.report.page import fragment, page
 
-__all__ = ["check_writable", "fragment", "page", "write"]
+__all__ = ["fragment", "page"]

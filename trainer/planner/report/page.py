@@ -6,11 +6,9 @@ Reads facts and lays them out; none is made here.
 from __future__ import annotations
 
 import base64
-import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -20,7 +18,6 @@ from rich.text import Text
 from sharding.mesh import PIPELINE
 from trainer import timeline
 from trainer.config import Config
-from trainer.errors import ConfigError
 from trainer.picture import COLOURS, Picture
 from trainer.pipeline import make_schedule
 from trainer.planner.arrangement import Arrangement
@@ -65,33 +62,6 @@ def fragment(made: Plan) -> str:
     """What the plan alone tells, for a notebook; its styles are for nothing else on the page."""
     of_plan = _of_plan(made, "The config", None, None)
     return _render("fragment.html", of_plan | {"of_config": False, "compiled": []})
-
-
-def check_writable(path: Path) -> None:
-    """Whether `write` can write there, as far as can be known before the work is done; leaves no file.
-
-    Raises:
-        ConfigError: it cannot.
-    """
-    place = path if path.exists() else path.parent
-    if path.is_dir() or not place.exists() or not os.access(place, os.W_OK):
-        raise ConfigError(_refusal(path, "no such folder" if not place.exists() else "is a folder, or not yours"))
-
-
-def write(path: Path, text: str) -> None:
-    """Writes a page.
-
-    Raises:
-        ConfigError: it cannot be written.
-    """
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(_refusal(path, error.strerror)) from None
-
-
-def _refusal(path: Path, why: str | None) -> str:
-    return f"--html {path} cannot be written ({why}); name a file in a folder that is there"
 
 
 @cache
