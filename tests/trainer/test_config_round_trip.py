@@ -37,7 +37,7 @@ def test_a_config_comes_back_from_its_yaml(tree: dict[str, Any], tmp_path: Path)
 
 
 def test_keys_are_written_as_users_write_them() -> None:
-    assert Config().to_dict()["batch"] == {"global": 32, "micro": None, "sequence": 256}
+    assert Config().to_dict()["batch"] == {"global": 32, "micro": None, "sequence": 256, "parts": 1}
 
 
 def test_only_keys_with_an_effect_are_written() -> None:
