@@ -91,7 +91,9 @@ def test_a_gpu_that_is_there_is_measured(
 
 def test_what_compiling_takes_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer.planner.compiled._version", lambda package: None)
-    with pytest.raises(ConfigError, match=r"^without a GPU of its kind, bench kernels needs jax-cuda13-plugin, .*: pip install"):
+    with pytest.raises(
+        ConfigError, match=r"^without a GPU of its kind, bench kernels needs jax-cuda13-plugin, .*: pip install"
+    ):
         show_kernels.show_kernels(None)
 
 
