@@ -60,13 +60,21 @@ class Memory:
         plt.store(self._at(index), value.astype(self.ref.dtype), mask=_inside(self.shape, index))
 
     def _at(self, index: Sequence[Any]) -> Any:
-        return self.ref.at[tuple(pl.ds(part.start, part.size) if isinstance(part, Span) else part for part in index)]
+        return self.ref.at[tuple(map(_slice, index))]
 
 
 def dot(a: jax.Array, b: jax.Array, *, trans_b: bool = False) -> jax.Array:
     """a · b or a · bᵀ in float32; float32 is not rounded to TF32."""
     precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
     return plt.dot(a, b, trans_b=trans_b, precision=precision)
+
+
+def _slice(part: Any) -> Any:
+    """What is guarded begins at a number that is not known before: jax 0.12 refuses it otherwise."""
+    if not isinstance(part, Span):
+        return part
+    start = lax.full((), part.start, jnp.int32) if part.guarded and isinstance(part.start, int) else part.start
+    return pl.ds(start, part.size)
 
 
 def _inside(shape: Sequence[int], index: Sequence[Any]) -> jax.Array | None:
