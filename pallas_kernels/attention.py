@@ -14,7 +14,7 @@ import jax
 from pallas_kernels import reference
 from pallas_kernels.flash import flash_attention
 from pallas_kernels.flash.attention import SMALL
-from pallas_kernels.flash.tiles import tiles_for
+from pallas_kernels.flash.tiles import OTHERS, tiles_for
 
 Name = Literal["pallas", "reference"]
 
@@ -54,7 +54,7 @@ class Implementation(NamedTuple):
     """What `jax.Device.device_kind` says of the GPUs, or None on CPU -> the function."""
 
 
-LARGEST_HEAD_DIM = 256
+LARGEST_HEAD_DIM = max(OTHERS)
 
 
 def _too_large_for_a_kernel(head_dim: int) -> str | None:

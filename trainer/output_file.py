@@ -21,7 +21,8 @@ def check_output(option: str, path: Path, endings: Sequence[str]) -> None:
         raise ConfigError(f"{option} {path}: name a file that ends in {' or '.join(endings)}")
     place = path if path.exists() else path.parent
     if path.is_dir() or not place.exists() or not os.access(place, os.W_OK):
-        raise ConfigError(_refusal(option, path, "is a folder, or not yours" if place.exists() else "no such folder"))
+        why = "is a folder, or not yours" if place.exists() else "no such folder"
+        raise ConfigError(refusal(f"{option} {path}", why))
 
 
 def write_output(option: str, path: Path, text: str) -> None:
@@ -33,8 +34,9 @@ def write_output(option: str, path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(_refusal(option, path, error.strerror)) from None
+        raise ConfigError(refusal(f"{option} {path}", error.strerror)) from None
 
 
-def _refusal(option: str, path: Path, why: str | None) -> str:
-    return f"{option} {path} cannot be written ({why}); name a file in a folder that is there"
+def refusal(what: object, why: str | None) -> str:
+    """What is said of a file that cannot be written."""
+    return f"{what} cannot be written ({why}); name a file in a folder that is there"

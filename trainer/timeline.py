@@ -17,6 +17,7 @@ from rich.text import Text
 from sharding.pipeline import schedule_file
 from sharding.pipeline.schedule import BACKWARD, IDLE, WHAT, Schedule
 from trainer.errors import ConfigError
+from trainer.output_file import refusal
 from trainer.picture import Area, Label, Picture, Rect, Shape
 
 DURATION = (1, 2)  # of a forward, of a backward
@@ -58,9 +59,7 @@ def save(schedule: Schedule, path: Path) -> None:
     try:
         FORMATS[kind](schedule, path)
     except OSError as error:
-        raise ConfigError(
-            f"{path} cannot be written ({error.strerror}); name a file in a folder that is there"
-        ) from None
+        raise ConfigError(refusal(path, error.strerror)) from None
 
 
 FORMATS: dict[str, Callable[[Schedule, Path], None]] = {

@@ -35,23 +35,10 @@ def backward(
 
 
 def _d_queries(spec: Spec, arrays: Arrays, lse: jax.Array, delta: jax.Array, d_out: jax.Array) -> jax.Array:
-    q, k, v, segments = arrays.queries, arrays.keys, arrays.values, arrays.segments
+    q, k, v, tile = arrays.queries, arrays.keys, arrays.values, spec.tiles.d_queries
     batch, num_queries, heads, _ = q.shape
-    sharing, tile = heads // k.shape[2], spec.tiles.d_queries
-    query_ids, key_ids = segments or (None, None)
-    operands = of.Operands(
-        table=of.of_block(live_tiles(spec, tile, num_queries, k.shape[1], arrays.offset, segments)),
-        offset=of.of_all(arrays.offset[None]),
-        queries=of.of_head(q),
-        keys=of.of_head(k, sharing),
-        values=of.of_head(v, sharing),
-        query_ids=of.of_sample(query_ids),
-        key_ids=of.of_sample(key_ids),
-        slopes=of.per_head(arrays.slopes),
-        d_out=of.of_head(d_out),
-        lse=of.per_query(lse),
-        delta=of.per_query(delta),
-    )
+    gradients = {"d_out": of.of_head(d_out), "lse": of.per_query(lse), "delta": of.per_query(delta)}
+    operands = of.along_keys(spec, tile, arrays, **gradients)
     grid = (pl.cdiv(num_queries, tile.queries), heads, batch)
     least = cost(spec, arrays, matmuls=3, moved=size(q, k, v, d_out, lse, delta, q))
     kernel = partial(_d_queries_kernel, spec)

@@ -15,7 +15,6 @@ from jax.experimental import pallas as pl
 from pallas_kernels import triton
 from pallas_kernels.flash import operands as of
 from pallas_kernels.flash.cost import cost, size
-from pallas_kernels.flash.live_tiles import live_tiles
 from pallas_kernels.flash.scores import columns, keys, padded, queries, scores, walk
 from pallas_kernels.flash.spec import EMPTY, Arrays, Spec
 from pallas_kernels.triton import Memory, Span
@@ -34,20 +33,9 @@ class Softmax(NamedTuple):
 
 def forward(spec: Spec, arrays: Arrays) -> tuple[jax.Array, jax.Array]:
     """The output, [B, S, H, K] in the dtype of the queries, and log-sum-exp, [B, H, S] float32."""
-    q, k, v, segments = arrays.queries, arrays.keys, arrays.values, arrays.segments
+    q, k, v, tile = arrays.queries, arrays.keys, arrays.values, spec.tiles.forward
     batch, num_queries, heads, _ = q.shape
-    sharing, tile = heads // k.shape[2], spec.tiles.forward
-    query_ids, key_ids = segments or (None, None)
-    operands = of.Operands(
-        table=of.of_block(live_tiles(spec, tile, num_queries, k.shape[1], arrays.offset, segments)),
-        offset=of.of_all(arrays.offset[None]),
-        queries=of.of_head(q),
-        keys=of.of_head(k, sharing),
-        values=of.of_head(v, sharing),
-        query_ids=of.of_sample(query_ids),
-        key_ids=of.of_sample(key_ids),
-        slopes=of.per_head(arrays.slopes),
-    )
+    operands = of.along_keys(spec, tile, arrays)
     lse_type = jax.ShapeDtypeStruct((batch, heads, num_queries), jnp.float32)
     results = [of.of_head(q), of.per_query(lse_type)]
     grid = (pl.cdiv(num_queries, tile.queries), heads, batch)

@@ -14,7 +14,8 @@ import jax
 from jax.experimental import pallas as pl
 
 from pallas_kernels import plain, triton
-from pallas_kernels.flash.spec import Tile
+from pallas_kernels.flash.live_tiles import live_tiles
+from pallas_kernels.flash.spec import Arrays, Spec, Tile
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,24 @@ def of_sample(ids_BN: Any) -> Operand | None:
 
 def of_all(array_N: Any) -> Operand:
     return Operand(array_N, array_N.shape, lambda i, h, b: (0,))
+
+
+def along_keys(spec: Spec, tile: Tile, arrays: Arrays, **gradients: Operand) -> Operands:
+    """For a kernel that takes a block of the queries of one head along their keys."""
+    q, k = arrays.queries, arrays.keys
+    sharing = q.shape[2] // k.shape[2]
+    query_ids, key_ids = arrays.segments or (None, None)
+    return Operands(
+        table=of_block(live_tiles(spec, tile, q.shape[1], k.shape[1], arrays.offset, arrays.segments)),
+        offset=of_all(arrays.offset[None]),
+        queries=of_head(q),
+        keys=of_head(k, sharing),
+        values=of_head(arrays.values, sharing),
+        query_ids=of_sample(query_ids),
+        key_ids=of_sample(key_ids),
+        slopes=per_head(arrays.slopes),
+        **gradients,
+    )
 
 
 def run(
