@@ -1,0 +1,127 @@
+"""A file of fixed size that one process reads and writes past the page cache, in whole pages.
+
+What can go wrong is noticed as it is made: no room, another run that has it, a file system without direct I/O. It knows
+nothing of records.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from trainer.errors import ConfigError
+from trainer.offload.buffers import PAGE
+from trainer.units import binary
+
+Move = Callable[[int, list[memoryview], int], int]
+"""`os.preadv` or `os.pwritev`: from or to a file, which buffers, where; gives the bytes moved."""
+
+
+class DirectFile:
+    """Zeros at first, whatever a file of that name has held; removed by `close`, unless it is to be kept.
+
+    Without `direct`, what is read and written goes through the page cache.
+
+    Raises:
+        ConfigError: the file cannot be had.
+    """
+
+    def __init__(self, path: Path, num_bytes: int, *, direct: bool = True, keep: bool = False) -> None:
+        self.path, self.num_bytes = path, num_bytes
+        with contextlib.ExitStack() as undo:
+            self._file = _open(path)
+            undo.callback(os.close, self._file)
+            _lock(self._file, path)
+            if not keep:
+                undo.callback(path.unlink, missing_ok=True)  # before it is closed, and with that unlocked
+            _reserve(self._file, path, num_bytes)
+            if direct:
+                _go_past_the_cache(self._file, path)
+            self._undo = undo.pop_all()
+
+    def read(self, offset: int, into: np.ndarray, what: str) -> None:
+        """Fills `into`, uint8 of whole pages, from `offset` on.
+
+        Raises:
+            OSError: with the path, and `what` could not be read why.
+        """
+        self._move(os.preadv, f"reading {what}", offset, into)
+
+    def write(self, offset: int, data: np.ndarray, what: str) -> None:
+        """Writes `data`, uint8 of whole pages, from `offset` on.
+
+        Raises:
+            OSError: with the path, and `what` could not be written why.
+        """
+        self._move(os.pwritev, f"writing {what}", offset, data)
+
+    def close(self) -> None:
+        """May be called again."""
+        self._undo.close()
+
+    def _move(self, call: Move, doing: str, offset: int, data: np.ndarray) -> None:
+        done, view = 0, data.data
+        while done < data.size:
+            try:
+                count = call(self._file, [view[done:]], offset + done)
+            except OSError as error:
+                raise OSError(error.errno, f"{doing}: {error.strerror}", str(self.path)) from None
+            if count < PAGE:
+                raise OSError(errno.EIO, f"{doing}: stuck at byte {offset + done:,}", str(self.path))
+            done += count - count % PAGE  # direct I/O can go on only from a whole page
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        advice = "name a folder on a local disk that is there and that you may write"
+        raise ConfigError(f"{path} cannot be opened for offloading ({error.strerror}); {advice}") from None
+
+
+def _lock(file: int, path: Path) -> None:
+    """Until the file is closed, or the process dies."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        advice = "wait for it to end, or name another folder"
+        raise ConfigError(f"{path} is in use by {_holder(file)}, which offloads there; {advice}") from None
+
+
+def _holder(file: int) -> str:
+    """Who has the lock, as far as the kernel tells."""
+    status = os.fstat(file)
+    key = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/locks").read_text().splitlines():  # 1: FLOCK ADVISORY WRITE pid device:inode 0 EOF
+            if key in (fields := line.split()):
+                return f"process {fields[fields.index(key) - 1]}"
+    return "another process"
+
+
+def _reserve(file: int, path: Path, num_bytes: int) -> None:
+    """Room on the disk for all of the file, so that it is full now or never."""
+    os.ftruncate(file, 0)
+    free = shutil.disk_usage(path.parent).free
+    try:
+        if num_bytes > free:  # not to be tried: it would fill the disk for a moment
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.posix_fallocate(file, 0, num_bytes)
+    except OSError as error:
+        rooms = f"needs {binary(num_bytes)}, and {binary(free)} are free"
+        raise ConfigError(f"{path} {rooms} ({error.strerror}); make room, or name a folder on another disk") from None
+
+
+def _go_past_the_cache(file: int, path: Path) -> None:
+    try:
+        fcntl.fcntl(file, fcntl.F_SETFL, os.O_DIRECT)
+    except OSError as error:
+        why = f"this file system has no direct I/O ({error.strerror})"
+        raise ConfigError(f"{path}: {why}; name a folder on a local disk, such as one with ext4 or XFS") from None
