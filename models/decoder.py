@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from models import rope
 from models.config import ModelConfig
@@ -32,7 +33,8 @@ from sharding.pipeline.branch import LAYER, branch
 
 Leaves = Mapping[str, Any]
 Fetch = Callable[[str, Any], jax.Array]
-Policy = Callable[..., bool]
+Policy = Callable[..., Any]
+"""Of `jax.checkpoint`: told an operation and its operands, whether to keep the result, or in which memory."""
 Layer = tuple[jax.Array, Leaves, Cache | None]  # its number, weights and, while decoding, cache
 Parts = tuple[jax.Array, ...]  # of the batch, [B / parts, s, D] each
 BlockStep = Callable[[Parts, Layer], tuple[Parts, Cache | None]]
@@ -40,6 +42,8 @@ Through = Callable[[jax.Array, Inputs, Cache], tuple[jax.Array, Cache]]
 TOKEN_TABLE = "embedding.weight"
 STACK = "layers."
 """The prefix of the parameters that are stacked over the layers."""
+BLOCK_INPUT = "input"
+"""The name of what goes into a block, by which a policy can tell where it waits for the backward pass."""
 
 
 class Embedding(nnx.Module):
@@ -149,7 +153,8 @@ class Decoder:
             index, layer_leaves, layer_cache = layer
             run = self._part("layers", layer_leaves, fetch)
             # Nothing ties one part to another: XLA may work at one while what another sends is on its way.
-            made = [run(x, inputs, index, layer_cache) for x, inputs in zip(xs, inputs_of, strict=True)]
+            named = [checkpoint_name(x, BLOCK_INPUT) for x in xs]
+            made = [run(x, inputs, index, layer_cache) for x, inputs in zip(named, inputs_of, strict=True)]
             return tuple(x for x, _ in made), made[0][1]
 
         block: BlockStep = one

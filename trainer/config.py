@@ -24,6 +24,7 @@ from trainer.config_errors import build
 from trainer.config_source import Overrides, Source, read_file
 from trainer.data.config import DataConfig
 from trainer.errors import ConfigError
+from trainer.offload.config import OffloadConfig
 from trainer.settings import (
     BatchConfig,
     OptimizerConfig,
@@ -45,6 +46,7 @@ class Config:
     batch: BatchConfig = BatchConfig()
     precision: PrecisionConfig = PrecisionConfig()
     recompute: RecomputeConfig = RecomputeConfig()
+    offload: OffloadConfig = OffloadConfig()
     attention: AttentionConfig = AttentionConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     data: DataConfig = DataConfig()

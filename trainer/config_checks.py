@@ -73,6 +73,7 @@ def contradictions(config: Config) -> Iterator[str]:
         yield from problems
     else:
         yield from _pipeline(config, mesh.sizes)
+    yield from _offload(config, mesh.pipeline)
     if mesh.tensor > 1:
         yield from _tensor(config, mesh.tensor)
     yield from _schedule(config)
@@ -124,6 +125,14 @@ def _pipeline(config: Config, mesh: dict[str, int]) -> Iterator[str]:
         yield (
             "pipeline.keep=inputs runs a stage of one layer again for its backward pass, and recompute=full would run "
             "that layer once more and save nothing; leave one of them out"
+        )
+
+
+def _offload(config: Config, pipeline: int) -> Iterator[str]:
+    if config.offload.activations == "host" and pipeline > 1:
+        yield (
+            f"offload.activations=host does not work with mesh.pipeline={pipeline}: stages keep micro-batches in a "
+            "ring on the device; use mesh.pipeline=1, or offload.activations=none with pipeline.keep=inputs"
         )
 
 

@@ -149,7 +149,9 @@ class Program:
             zero=self.zero,
             optimizer=self.optimizer,
             learning_rate=learning_rate(config.optimizer, config.train.steps),
-            policy=block_policy(config.recompute.policy, FETCHED if late else None),
+            policy=block_policy(
+                config.recompute.policy, FETCHED if late else None, config.offload.activations == "host"
+            ),
             micro_batch=config.batch.micro_batch(self.num_groups),
             clip=config.optimizer.clip,
             loss_scale=config.precision.loss_scale if half else None,

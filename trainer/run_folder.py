@@ -42,6 +42,7 @@ CHANGES = {
     "pipeline": Change.FREE,
     "zero": Change.FREE,
     "recompute": Change.FREE,
+    "offload": Change.FREE,
     "run": Change.FREE,
     "train": Change.FREE,
     "train.steps": Change.NOTED,  # a decay that ends with the run moves

@@ -1,0 +1,49 @@
+"""Activations on the host: the same numbers to the bit, other memory."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from models.inputs import Batch
+from sharding.mesh import make_mesh
+from tests.trainer.layouts import LLAMA, Row, batches
+from trainer.config import Config
+from trainer.errors import ConfigError
+from trainer.program import Program
+
+ROWS = [
+    Row(LLAMA, zero=0, recompute="selective"),
+    Row(LLAMA, zero=1, data=2, recompute="full", scan=False),
+    Row(LLAMA, zero=2, data=2, recompute="none"),
+    Row(LLAMA, zero=3, data=2, tensor=2, accumulation=2, recompute="selective"),
+]
+
+
+def trained(config: Config, devices: int, text: str) -> tuple[dict[str, np.ndarray], float]:
+    """Weights after a step of SGD, which are its gradients times a number, and its loss."""
+    program = Program(config, make_mesh(config.mesh, jax.devices()[:devices]))
+    shardings = jax.tree.map(lambda spec: jax.NamedSharding(program.mesh, spec), program.batch_specs)
+    state, metrics = program.step(program.init(), jax.device_put(Batch(**batches(text)[0]), shardings))
+    return jax.device_get(state.parameters), float(metrics.loss)
+
+
+def offloaded(config: Config) -> Config:
+    return Config.from_dict(config.to_dict(), ["offload.activations=host"])
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_losses_and_gradients_are_those_without_to_the_bit(row: Row) -> None:
+    kept, on_host = (trained(config, row.num_devices, row.task.text) for config in (row.config, offloaded(row.config)))
+    assert kept[1] == on_host[1]
+    for name, weights in kept[0].items():
+        np.testing.assert_array_equal(weights, on_host[0][name], err_msg=name)
+
+
+def test_stages_of_a_pipeline_are_refused() -> None:
+    pipelined = dataclasses.replace(ROWS[0], pipeline=2)
+    with pytest.raises(ConfigError, match=r"offload.activations=host does not work with mesh.pipeline=2"):
+        offloaded(pipelined.config)
