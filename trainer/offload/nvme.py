@@ -37,7 +37,7 @@ class Nvme:
         sizes: Bytes of each record.
         buffers: Of the largest record's size. One is in the visitor's hands, the others wait to be so or are on their
             way back.
-        block: Bytes of a request, whole pages.
+        block: Bytes of a request, whole pages. With small ones, Python is slower than the disk.
         depth: Requests at a time.
         lanes: Where it is noted how long each record was on its way, in the lanes `read` and `write`.
 
@@ -51,8 +51,8 @@ class Nvme:
         sizes: Sequence[int],
         *,
         buffers: int = 4,
-        block: int = MIB,
-        depth: int = 8,
+        block: int = 4 * MIB,
+        depth: int = 16,
         direct: bool = True,
         keep: bool = False,
         lanes: Lanes = NO_LANES,
