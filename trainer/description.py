@@ -24,7 +24,7 @@ from trainer.metrics import model_flops_per_token
 from trainer.optimizer import RULES
 from trainer.pipeline import make_stages
 from trainer.program import plan_layouts
-from trainer.saved import Activation, saved_by_layer
+from trainer.saved import Activation, Tier, saved_by_layer
 from trainer.trace import trace_step
 from trainer.wire import Transfer, busiest
 
@@ -104,6 +104,8 @@ class Description:
     activations: list[Activation]
     """What each layer keeps of a micro-batch."""
     memory: Memory
+    host: int
+    """Bytes of activations that wait in host memory, for each device."""
     wire: list[Transfer]
 
 
@@ -140,8 +142,9 @@ def describe(config: Config) -> Description:
             gradients=sum(parameter.gradients for parameter in held),
             optimizer=sum(parameter.optimizer for parameter in held),
             gathered=_gathered(config),
-            activations=_kept(config, trace.pipeline, sum(activation.bytes for activation in activations)),
+            activations=_kept(config, trace.pipeline, _in(activations, "device")),
         ),
+        host=config.model.layers * _in(activations, "host"),
         wire=busiest(trace),
     )
 
@@ -224,6 +227,11 @@ def _kept(config: Config, pipeline: Pipeline | None, by_layer: int) -> int:
     of_chunk, slots = pipeline.stages.depth * by_layer, pipeline.schedule.num_slots
     kept = slots * of_chunk if pipeline.keep == "residuals" else slots * message + of_chunk
     return kept + (sum(pipeline.routes.num_slots) + 2) * message
+
+
+def _in(activations: list[Activation], tier: Tier) -> int:
+    """Bytes of what one layer keeps in this memory."""
+    return sum(activation.bytes for activation in activations if activation.tier == tier)
 
 
 def _gathered(config: Config) -> int:

@@ -1,4 +1,4 @@
-"""What a layer keeps of a micro-batch for its backward pass, read from the traced step.
+"""What a layer keeps of a micro-batch for its backward pass, and in which memory, read from the traced step.
 
 Just what the forward scan over the layers stacks is kept. Knows the names of activations, not why they are kept.
 """
@@ -9,8 +9,9 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
@@ -18,8 +19,19 @@ from models.layers import SELECTIVE_NAMES
 from trainer.trace import scan_carry, used, within
 
 # To name an array without a name, look at what it was before it was only cast, moved or repeated.
-_MOVES = ("reduce_precision", "convert_element_type", "broadcast_in_dim", "reshape", "squeeze", "transpose")
+_MOVES = (
+    "reduce_precision",
+    "convert_element_type",
+    "broadcast_in_dim",
+    "reshape",
+    "squeeze",
+    "transpose",
+    "device_put",
+)
 _CALLS = ("remat2", "jit", "pjit", "cond")
+
+Tier = Literal["device", "host"]
+"""Where an array waits."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +45,7 @@ class Activation:
     count: int
     bytes: int
     """Of all of them, in one layer."""
+    tier: Tier
 
 
 def saved_by_layer(step: ClosedJaxpr, layers: int) -> Iterator[Activation]:
@@ -44,10 +57,15 @@ def saved_by_layer(step: ClosedJaxpr, layers: int) -> Iterator[Activation]:
             break
     inputs = block.invars[first:][:carried]
     saved = Counter(
-        (_name(variable, block, inputs), variable.aval.shape, str(variable.aval.dtype)) for variable in stacked
+        (_name(variable, block, inputs), variable.aval.shape, str(variable.aval.dtype), _tier(variable))
+        for variable in stacked
     )
-    for (name, shape, dtype), count in saved.items():
-        yield Activation(name, shape, dtype, count, count * math.prod(shape) * jnp.dtype(dtype).itemsize)
+    for (name, shape, dtype, tier), count in saved.items():
+        yield Activation(name, shape, dtype, count, count * math.prod(shape) * jnp.dtype(dtype).itemsize, tier)
+
+
+def _tier(variable: Any) -> Tier:
+    return "host" if variable.aval.memory_space == jax.memory.Space.Host else "device"
 
 
 def _is_forward(equation: JaxprEqn, layers: int) -> bool:

@@ -13,7 +13,7 @@ from sharding.mesh import num_groups
 from trainer import config_yaml
 from trainer.config import Config
 from trainer.data.prepare import require_room_for_bytes
-from trainer.description import Description, Memory, Parameter, Stages, describe
+from trainer.description import Description, Parameter, Stages, describe
 from trainer.tables import make_table, wide_console
 from trainer.units import binary
 from trainer.wire import Transfer
@@ -51,7 +51,7 @@ def _print(description: Description, console: Console) -> None:
         _summary(description),
         _parameters(description),
         _saved(description),
-        _memory(description.memory),
+        _memory(description),
         _sent(description.wire),
     ):
         console.print(table)
@@ -96,18 +96,20 @@ def _parameters(d: Description) -> Table:
 
 def _saved(d: Description) -> Table:
     title = f"Activations that a layer saves, recompute {d.config['recompute']['policy']}, bytes per device"
-    table = make_table(title, ["saved", "shape", "dtype"], ["arrays", "bytes"])
+    table = make_table(title, ["saved", "shape", "dtype", "memory"], ["arrays", "bytes"])
     for a in d.activations:
-        table.add_row(a.name, " x ".join(map(str, a.shape)), a.dtype, str(a.count), binary(a.bytes))
+        table.add_row(a.name, " x ".join(map(str, a.shape)), a.dtype, a.tier, str(a.count), binary(a.bytes))
     return table
 
 
-def _memory(memory: Memory) -> Table:
+def _memory(d: Description) -> Table:
     table = make_table("Memory per device", ["", "", ""])
     table.columns[1].justify = "right"
-    for name, size in dataclasses.asdict(memory).items():
+    for name, size in dataclasses.asdict(d.memory).items():
         table.add_row(name, binary(size), MEANING[name])
-    table.add_row("total", binary(memory.total), style="bold")
+    table.add_row("total", binary(d.memory.total), style="bold")
+    if d.host:
+        table.add_row("on the host", binary(d.host), "activations, saved likewise; not in the total")
     return table
 
 

@@ -50,6 +50,8 @@ class Arrangement:
     zero: int = 1
     """Stage."""
     recompute: RecomputePolicy = "none"
+    offload: bool = False
+    """Activations wait for their backward passes on the host, as far as the trainer can have them there."""
     keeps_inputs: bool = False
     """A stage keeps only its input, and runs again for its backward pass."""
     spread: bool = False
@@ -85,6 +87,7 @@ class Arrangement:
             moments=MOMENTS[config.optimizer.name],
             zero=config.zero.stage,
             recompute=config.recompute.policy,
+            offload=config.offload.activations == "host",
             keeps_inputs=mesh[PIPELINE] > 1 and section.keep == "inputs",
             spread=mesh[PIPELINE] > 1 and section.head == "spread",
             parts=config.batch.parts,

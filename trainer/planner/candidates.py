@@ -185,7 +185,7 @@ class Space:
     def _meshes(self) -> Iterator[tuple[int, int, int, int]]:
         """Sizes of pipeline, replica, data and tensor that use all GPUs, and over which the batch divides."""
         for tensor in self._tensors:
-            for pipeline in self._choices("mesh.pipeline", divisors(self.gpus // tensor)):
+            for pipeline in self._choices("mesh.pipeline", self._pipelines(self.gpus // tensor)):
                 groups, rest = divmod(self.gpus, tensor * pipeline)
                 if rest or self.config.batch.global_ % groups:
                     continue
@@ -193,6 +193,10 @@ class Space:
                     for replica in self._choices("mesh.replica", self._replicas(groups, data)):
                         if replica * data == groups:
                             yield pipeline, replica, data, tensor
+
+    def _pipelines(self, gpus: int) -> tuple[int, ...]:
+        """Stages do not offload what they keep."""
+        return (1,) if self.config.offload.activations == "host" else divisors(gpus)
 
     def _replicas(self, groups: int, data: int) -> tuple[int, ...]:
         """Replicas of single devices are the same as `data` with ZeRO 0."""

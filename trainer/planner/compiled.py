@@ -63,6 +63,11 @@ class CompiledStep:
         return int(self._memory.temp_size_in_bytes)
 
     @property
+    def host(self) -> int:
+        """Bytes of XLA's buffers in host memory during a step."""
+        return int(self._memory.host_temp_size_in_bytes)
+
+    @property
     def total(self) -> int:
         return self.state + self.temporary
 

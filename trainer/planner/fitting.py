@@ -33,7 +33,8 @@ def helps(config: Config, gpu: Gpu) -> list[str]:
     Of each kind, the mildest that is enough. Where none is enough alone, those that are together; [] where none are.
     A mesh takes what it needs from `data`; if there is nothing to take, it is for more GPUs.
     """
-    kinds = [kind for kind in (_smaller(config), _recomputed(config), _sharded(config), *_meshes(config)) if kind]
+    ways = (_smaller(config), _recomputed(config), _offloaded(config), _sharded(config), *_meshes(config))
+    kinds = [kind for kind in ways if kind]
     for together in range(1, MOST_TOGETHER + 1):
         found = [_mildest(config, chosen, gpu) for chosen in combinations(kinds, together)]
         if enough := [overrides for overrides in found if overrides]:
@@ -74,6 +75,11 @@ def _smaller(config: Config) -> list[str]:
 def _recomputed(config: Config) -> list[str]:
     policies = get_args(RecomputePolicy)
     return [f"recompute={policy}" for policy in policies[policies.index(config.recompute.policy) + 1 :]]
+
+
+def _offloaded(config: Config) -> list[str]:
+    can = config.offload.activations == "none" and config.mesh.pipeline == 1
+    return ["offload.activations=host"] if can else []
 
 
 def _sharded(config: Config) -> list[str]:

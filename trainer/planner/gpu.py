@@ -69,6 +69,8 @@ class Gpu:
     """What collectives within a node reach."""
     network_bandwidth: float = Field(gt=0)
     """Bytes/s that each GPU of a node can send to other nodes while all do, by the data sheet."""
+    host_bandwidth: float = Field(gt=0)
+    """Bytes/s each way between a GPU and its host's memory, by the data sheet."""
     network_latency: float = Field(ge=0)
     """Seconds for each node that a ring passes."""
     launch_seconds: float = Field(ge=0)

@@ -10,7 +10,7 @@ from dataclasses import astuple, dataclass, fields
 
 from trainer.planner.arrangement import Arrangement
 from trainer.planner.gpu import Gpu
-from trainer.planner.practice import Kept
+from trainer.planner.kept import bytes_kept, bytes_on_host, scores
 from trainer.planner.sizes import Block, Stage, block, stages, vocab
 
 
@@ -98,9 +98,10 @@ class _Parts:
 
     def activations(self) -> float:
         a = self.a
-        kept = self.bytes_kept(a.practice.kept[a.recompute])
+        kept = bytes_kept(a, self.block, a.practice.kept[a.recompute]) - bytes_on_host(a, self.block)
         alive = a.flow.alive[self.index]
-        at_work = self.bytes_kept(a.practice.kept["none"]) + self.scores * a.practice.scores_at_work
+        at_work = bytes_kept(a, self.block, a.practice.kept["none"])
+        at_work += scores(a, self.block) * a.practice.scores_at_work
         layers = self.stage.layers / a.chunks
         if a.keeps_inputs:
             return alive * self.message + layers * kept + at_work
@@ -132,24 +133,6 @@ class _Parts:
         return max(self.block.elements, self.stage.embedding, self.stage.head)
 
     @property
-    def scores(self) -> float:
-        """Elements of a block's attention scores, where they are materialised."""
-        a = self.a
-        return a.tokens * self.block.heads * a.sequence if a.practice.attention == "materialised" else 0.0
-
-    @property
     def message(self) -> float:
         """Bytes of the residual stream of a micro-batch, as a device holds it."""
         return self.a.tokens * self.a.region * self.a.model.hidden * self.a.itemsize
-
-    def bytes_kept(self, kept: Kept) -> float:
-        """Of one block for one micro-batch."""
-        a, block = self.a, self.block
-        per_token = (
-            kept.region * a.region * a.model.hidden
-            + kept.whole * a.model.hidden
-            + kept.qkv * block.qkv
-            + kept.attention * block.attention
-            + kept.ffn * block.ffn
-        )
-        return a.tokens * per_token * a.itemsize + self.scores * kept.score_bytes

@@ -63,6 +63,8 @@ class Plan:
     fits: bool
     memory_bytes: float
     """That a GPU has."""
+    host_bytes: float
+    """That wait for each GPU in its host's memory."""
     stages: tuple[Memory, ...]
     """Of a GPU of each pipeline stage. Stages of one lockstep program hold alike."""
     worst_stage: int
@@ -139,6 +141,7 @@ def plan(config: Config, gpu: str = "h100", gpus: int | None = None, gpus_per_no
         accumulation=description.accumulation,
         fits=fits,
         memory_bytes=kind.memory_bytes,
+        host_bytes=description.host,
         stages=stages,
         worst_stage=worst,
         largest_micro_batch=largest_micro_batch(config, kind),

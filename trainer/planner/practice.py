@@ -6,14 +6,15 @@ So estimates have no branches on whose run they are of. Elements are of the comp
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from models.recompute import RecomputePolicy
 
-Hidden = Literal["tensor", "stages", "ends", "layers"]
+Hidden = Literal["tensor", "stages", "ends", "layers", "to_host"]
 """What may travel beside work: collectives of tensor parallelism; activations between stages; gradients in the last
-backward of a step and weights in its first forward; gradients and weights of a layer in that of its neighbours."""
+backward of a step and weights in its first forward; gradients and weights of a layer in that of its neighbours;
+activations on their way to the host."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,8 @@ class Practice:
     scores_at_work: float = 0
     """Bytes held for each score of the block at work besides what it keeps, where they are materialised."""
     kept: Mapping[RecomputePolicy, Kept]
+    on_host: Mapping[RecomputePolicy, Kept] = field(default_factory=dict)
+    """Of `kept`, what waits on the host where activations are offloaded."""
     again: Mapping[RecomputePolicy, Again]
     hides: frozenset[Hidden] = frozenset()
     lockstep: bool = False
@@ -118,6 +121,8 @@ MEGATRON_CORE = replace(
 )
 """Megatron-Core of 2024 as its own tables were made: all that it can overlap, and the distributed optimizer."""
 
+_NAMED = Kept(region=2, qkv=1, attention=1, ffn=1)
+
 MESHWRIGHT = Practice(
     sequence_parallel=True,
     attention="materialised",
@@ -125,15 +130,16 @@ MESHWRIGHT = Practice(
     scores_at_work=9,  # two float32 arrays and the mask, by XLA's buffers for an H100
     kept={
         "none": Kept(region=2, whole=2, qkv=1, attention=2, ffn=1, score_bytes=4),  # float32, whatever is computed in
-        "selective": Kept(region=2, qkv=1, attention=1, ffn=1),
+        "selective": _NAMED,
         "full": Kept(region=1),
     },
+    on_host={"none": replace(_NAMED, score_bytes=4), "selective": _NAMED, "full": Kept(region=1)},
     again={
         "none": Again(),
         "selective": Again(attention=1, elementwise=1, tensor=0.5),
         "full": Again(matmul=1, attention=1, elementwise=1, tensor=1, last=False),
     },
-    hides=frozenset({"stages", "layers"}),
+    hides=frozenset({"stages", "layers", "to_host"}),  # all that comes back is waited for before a layer's backward
     lockstep=True,
     micro_gradients=True,
     loss_bytes=10,

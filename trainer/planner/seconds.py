@@ -11,6 +11,7 @@ from functools import cached_property
 
 from trainer.planner.arrangement import Arrangement
 from trainer.planner.cost import Cost, Costs
+from trainer.planner.kept import bytes_on_host
 from trainer.planner.links import Cluster, Group
 from trainer.planner.practice import Hidden
 from trainer.planner.sizes import stages
@@ -32,6 +33,8 @@ class Seconds:
     """Activations on their way between stages."""
     data: float
     """Weights gathered and gradients reduced, over `data` and `replica`."""
+    host: float
+    """Activations to the host and back."""
     bubble: float
     """Waiting for other stages."""
 
@@ -62,6 +65,7 @@ class Step:
             tensor=self.exposed("tensor", micro_batch.tensor, micro_batch.work) * a.micro_batches,
             stages=(self.exposed("stages", sent, micro_batch.work) + self.spread) * a.micro_batches,
             data=self.data,
+            host=self.host * a.micro_batches,
             bubble=(a.flow.rounds - a.chunks * a.micro_batches) * pace,
         )
 
@@ -161,6 +165,14 @@ class Step:
             gradients *= 2  # an all-reduce
         between = copies.all_reduce(self.elements * a.reduce_itemsize / a.shares)
         return self._gathered(weights) + self._reduced(gradients) + between
+
+    @cached_property
+    def host(self) -> float:
+        """Seconds of one micro-batch's activations on their way to the host in its forward pass, as far as nothing
+        hides them, and back in its backward pass."""
+        a, layers = self.a, self.a.depth * self.a.chunks
+        once = layers * bytes_on_host(a, self.costs.block) / self.cluster.gpu.host_bandwidth
+        return self.exposed("to_host", once, self.forward.work * layers) + once
 
     def _gathered(self, once: float) -> float:
         """What is left of gathers that take the seconds `once` each: at the start of a step, or for every use."""

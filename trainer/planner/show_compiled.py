@@ -24,6 +24,7 @@ COMPILED = {
     "state": "master weights and moments; compiled, with the batch",
     "temporary": "all else that a step needs",
     "total": "without overhead",
+    "host": "in host memory: activations",
 }
 Units = tuple[tuple[str, float], ...]
 """From the largest to the smallest."""
@@ -46,6 +47,7 @@ def compared(made: Plan, step: CompiledStep) -> dict[str, Any]:
         "state": {"planned": state, "compiled": step.state},
         "temporary": {"planned": total - state, "compiled": step.temporary},
         "total": {"planned": total, "compiled": step.total},
+        "host": {"planned": made.host_bytes, "compiled": step.host},
         "difference": total / step.total - 1,
         "ledger": _ledger(step),
     }
@@ -85,6 +87,8 @@ def _bytes(found: dict[str, Any]) -> Table:
     table = make_table(f"Compiled by XLA: {seconds}", ["bytes", ""], numbers)
     for name, meaning in COMPILED.items():
         planned, compiled = found[name]["planned"], found[name]["compiled"]
+        if not compiled:  # nothing waits on the host
+            continue
         table.add_row(name, meaning, f"{planned / GIB:.2f}", f"{compiled / GIB:.2f}", f"{planned / compiled - 1:+.1%}")
     return table
 

@@ -106,6 +106,8 @@ def _summary(made: Plan, tokens: float | None, storage: float | None) -> Table:
     table.add_row("memory", f"{verdict}: {made.memory.total / GIB:.1f} of {made.memory_bytes / GIB:.1f} GiB{more}")
     if len(made.stages) > 1:
         table.add_row("", fullest(made))
+    if made.host_bytes:
+        table.add_row("", f"and {made.host_bytes / GIB:.1f} GiB of host memory for each GPU")
     if not made.fits:
         table.add_row("would fit with", "\n".join(made.helps) or "larger GPUs, or many more")
     table.add_row("micro batch", f"{made.micro_batch}; largest that fits: {made.largest_micro_batch or 'none'}")

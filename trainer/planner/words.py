@@ -26,6 +26,7 @@ SECONDS = {
     "tensor": "tensor parallelism's exchanges, not hidden",
     "stages": "activations between stages, not hidden",
     "data": "weights and gradients over data and replica, not hidden",
+    "host": "activations to the host, not hidden, and back",
     "bubble": "waiting for other stages",
 }
 

@@ -105,3 +105,16 @@ def test_what_does_not_fit() -> None:
     assert estimate(Arrangement.of(config), H100).fits
     one_node = large("llama3-70b", "mesh={pipeline: 1, data: 1, tensor: 8}")
     assert not estimate(Arrangement.of(one_node), H100).fits
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("attention", ["reference", "pallas"])
+def test_what_is_offloaded_leaves_the_device_for_the_host(attention: str, recompute: str) -> None:
+    layout = ("mesh={tensor: 2}", f"recompute={recompute}", f"attention.implementation={attention}")
+    kept, on_host = (tiny(*layout, f"offload.activations={tier}") for tier in ("none", "host"))
+    traced = describe(on_host)
+    closed, less = (stage_memory(Arrangement.of(config), H100)[0].activations for config in (kept, on_host))
+    assert closed - less == pytest.approx(traced.host, rel=0.05)  # the log-sum-exp of kernels is not counted
+    whole = describe(kept)
+    assert traced.memory.activations + traced.host <= whole.memory.activations
+    assert whole.host == 0

@@ -14,6 +14,7 @@ from trainer.planner.arrangement import Arrangement
 from trainer.planner.estimate import Estimate, estimate
 from trainer.planner.flow import asynchronous
 from trainer.planner.gpu import load
+from trainer.planner.plan import plan
 from trainer.planner.practice import MEGATRON_2021, MEGATRON_CORE, MESHWRIGHT
 from trainer.planner.seconds import Seconds
 from trainer.trace import trace_step
@@ -149,3 +150,11 @@ def test_parts_of_a_micro_batch_hide_what_tensor_parallelism_sends() -> None:
     whole, halves = seconds
     assert 0.2 * whole.tensor < halves.tensor < 0.4 * whole.tensor  # twice the messages, and a fifth is not hidden
     assert halves.matmul == whole.matmul
+
+
+def test_activations_cross_the_link_to_the_host_twice() -> None:
+    """Back in full, and there as far as the forward pass does not hide it."""
+    kept, on_host = (plan(tiny("recompute=full", f"offload.activations={tier}")) for tier in ("none", "host"))
+    once = on_host.host_bytes * on_host.accumulation / H100.host_bandwidth
+    assert kept.seconds.host == kept.host_bytes == 0
+    assert once < on_host.seconds.host < 2 * once

@@ -32,6 +32,7 @@ SECONDS = {
     "tensor": ORANGE,
     "stages": AMBER,
     "data": PINK,
+    "host": BROWN,
     "bubble": GREY,
 }
 
