@@ -51,20 +51,25 @@ class Zero:
     compute: DTypeLike
     reduce: DTypeLike
 
-    def before(self, master: jax.Array, layout: Layout) -> tuple[jax.Array, jax.Array | None]:
-        """Master shard -> (what the loss is differentiated by, what it needs besides), before the micro-batches."""
-        master = collectives.varying(master, AXES)
-        late = layout.zero_dim is not None and self.stage >= 2
-        if late and self.stage == 3:
-            return master, None
-        whole = _gather(master.astype(self.compute), layout)
-        return (master, whole) if late else (whole, None)
+    def before(self, shard: jax.Array, layout: Layout) -> tuple[jax.Array, jax.Array | None]:
+        """Shard at rest -> (what the loss is differentiated by, what it needs besides), before the micro-batches.
 
-    def fetch(self, leaf: jax.Array, gathered: jax.Array | None, layout: Layout) -> jax.Array:
+        The shard is of the float32 master weight or, where that is kept elsewhere, of its copy in `compute`.
+        """
+        shard = collectives.varying(shard, AXES)
+        if layout.zero_dim is None or self.stage < 2:
+            return _gather(shard.astype(self.compute), layout), None
+        # A gradient has the dtype of what it is a gradient of: float32, also where the shard is not.
+        place = shard if shard.dtype == jnp.float32 else jnp.zeros_like(shard, jnp.float32)
+        if self.stage == 3:
+            return place, None if place is shard else shard
+        return place, _gather(shard.astype(self.compute), layout)
+
+    def fetch(self, leaf: jax.Array, besides: jax.Array | None, layout: Layout) -> jax.Array:
         """The weight as a layer uses it, from what `before` gave (of one layer, where they are stacked)."""
         if layout.zero_dim is None or self.stage < 2:
             return leaf
-        return _fetch(leaf, gathered, layout, self.compute, self.reduce)
+        return _fetch(leaf, besides, layout, self)
 
     def after(self, gradient: jax.Array, layout: Layout) -> jax.Array:
         """The gradient accumulated on this device, float32 -> the global gradient, as the master weight is sharded."""
@@ -92,24 +97,21 @@ def _scatter(gradient: jax.Array, layout: Layout) -> jax.Array:
 
 
 # The transpose of a bfloat16 all-gather is a bfloat16 reduce-scatter, and would add up in bfloat16: hence a gradient of
-# our own. Where the weight was gathered before (stage 2), the shard is only the place for the gradient to land.
-@partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
-def _fetch(
-    shard: jax.Array, gathered: jax.Array | None, layout: Layout, compute: DTypeLike, reduce: DTypeLike
-) -> jax.Array:
-    return checkpoint_name(_gather(shard.astype(compute), layout) if gathered is None else gathered, FETCHED)
+# our own. Where there is a weight besides, `place` is only where the gradient lands.
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _fetch(place: jax.Array, besides: jax.Array | None, layout: Layout, zero: Zero) -> jax.Array:
+    weight = place if besides is None else besides
+    if zero.stage == 3:
+        weight = _gather(weight.astype(zero.compute), layout)
+    return checkpoint_name(weight, FETCHED)
 
 
-def _fetch_forward(
-    shard: jax.Array, gathered: jax.Array | None, layout: Layout, compute: DTypeLike, reduce: DTypeLike
-) -> tuple[jax.Array, jax.Array | None]:
-    return _fetch(shard, gathered, layout, compute, reduce), None
+def _fetch_forward(place: jax.Array, besides: jax.Array | None, layout: Layout, zero: Zero) -> tuple[jax.Array, None]:
+    return _fetch(place, besides, layout, zero), None
 
 
-def _fetch_backward(
-    layout: Layout, compute: DTypeLike, reduce: DTypeLike, _: None, gradient: jax.Array
-) -> tuple[jax.Array, None]:
-    return _scatter(gradient.astype(reduce), layout).astype(jnp.float32), None
+def _fetch_backward(layout: Layout, zero: Zero, _: None, gradient: jax.Array) -> tuple[jax.Array, None]:
+    return _scatter(gradient.astype(zero.reduce), layout).astype(jnp.float32), None
 
 
 _fetch.defvjp(_fetch_forward, _fetch_backward)

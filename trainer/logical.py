@@ -7,14 +7,14 @@ Knows nothing of files.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
+from collections.abc import Callable, Collection, Mapping
+from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.tree_util import DictKey, GetAttrKey, KeyPath
 
 from sharding.layout import Layout
@@ -31,13 +31,13 @@ def names(program: Program) -> list[str]:
     return list(_view(program).layouts)
 
 
-def to_logical(program: Program, state: TrainState) -> Arrays:
-    """A copy of the state, by name, that the train step may not touch when it donates the state.
+def to_logical(program: Program, state: TrainState, names: Collection[str] | None = None) -> Arrays:
+    """A copy of the state by name, all of it or `names`, that the train step may not touch when it donates the state.
 
     Each device copies its own shard; only where a size does not divide is there an exchange. The copy takes as much
     device memory as the state, so drop it before the next step.
     """
-    return _view(program).to_logical(state)
+    return _view(program).to_logical(state, names)
 
 
 def from_logical(program: Program, arrays: Mapping[str, jax.Array]) -> TrainState:
@@ -50,10 +50,35 @@ def abstract_logical(program: Program) -> dict[str, jax.ShapeDtypeStruct]:
     return _view(program).abstract
 
 
+def as_stored(program: Program, name: str, array: jax.Array) -> jax.Array:
+    """A logical array of the shape of parameter `name`, as the devices hold it."""
+    return _leaf(program.mesh, program.layouts[name])[0](array)
+
+
+def as_logical(program: Program, name: str, array: jax.Array) -> jax.Array:
+    """Undoes `as_stored`."""
+    return _leaf(program.mesh, program.layouts[name])[1](array)
+
+
+@lru_cache(maxsize=256)
+def _leaf(mesh: Mesh, layout: Layout) -> tuple[Callable[[jax.Array], jax.Array], Callable[[jax.Array], jax.Array]]:
+    """What stores an array of this layout, and what makes it logical again; as it is where that changes nothing."""
+    if layout.is_logical:
+        return (lambda x: x), (lambda x: x)
+    stored, cut = NamedSharding(mesh, layout.spec), NamedSharding(mesh, layout.logical_spec)
+
+    def uncut(array: jax.Array) -> jax.Array:
+        """Cut as the logical array is, so that no dim with padding or of another order is."""
+        return jax.lax.with_sharding_constraint(array, cut)
+
+    store = jax.jit(lambda array: uncut(layout.store(array)), out_shardings=stored)
+    return store, jax.jit(lambda array: layout.logical(uncut(array)), out_shardings=cut)
+
+
 class _View(NamedTuple):
     layouts: dict[str, Layout]
     abstract: dict[str, jax.ShapeDtypeStruct]
-    to_logical: Callable[[TrainState], Arrays]
+    to_logical: Callable[[TrainState, Collection[str] | None], Arrays]
     from_logical: Callable[[Mapping[str, jax.Array]], TrainState]
 
 
@@ -75,17 +100,22 @@ def _view(program: Program) -> _View:
         """Cut as the logical array is, so that no dim with padding or of another order is."""
         return jax.lax.with_sharding_constraint(array, abstract[name].sharding)
 
-    @partial(jax.jit, out_shardings=_shardings(abstract))
     def unpad(arrays: Arrays) -> Arrays:
         # Without the copy, jit might hand back the very buffers that the next step donates.
         return {name: jnp.copy(layouts[name].logical(uncut(name, array))) for name, array in arrays.items()}
+
+    @cache
+    def unpad_all(names: frozenset[str]) -> Callable[[Arrays], Arrays]:
+        return jax.jit(unpad, out_shardings=_shardings({name: abstract[name] for name in names}))
 
     @partial(jax.jit, out_shardings=_shardings({name: stored[name] for name in padded}))
     def pad(arrays: Arrays) -> Arrays:
         return {name: uncut(name, layouts[name].store(array)) for name, array in arrays.items()}
 
-    def to_logical(state: TrainState) -> Arrays:
-        return unpad(dict(zip(layouts, jax.tree.leaves(state), strict=True)))
+    def to_logical(state: TrainState, names: Collection[str] | None) -> Arrays:
+        arrays = dict(zip(layouts, jax.tree.leaves(state), strict=True))
+        wanted = {name: arrays[name] for name in (arrays if names is None else names)}
+        return unpad_all(frozenset(wanted))(wanted)
 
     def from_logical(arrays: Mapping[str, jax.Array]) -> TrainState:
         arrays = {**arrays, **pad({name: arrays[name] for name in padded})}
@@ -104,7 +134,7 @@ def _layouts(program: Program, state: Tree) -> Tree:
         program.optimizer,
         lambda _, layout: layout,
         state.optimizer,
-        program.layouts,
+        {name: layout for name, layout in program.layouts.items() if name not in program.offloaded},
         transform_non_params=lambda _: SCALAR,
     )
     fields: dict[str, Any] = {"parameters": program.layouts, "optimizer": moments}

@@ -6,7 +6,8 @@ Devices may be real, virtual or absent: nothing here allocates until `init` is c
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -27,10 +28,11 @@ from trainer import loss_scale
 from trainer.config import Config
 from trainer.generate import generator
 from trainer.gpu_settings import GpuSettings, gpu_settings
+from trainer.offload.buckets import choose as choose_offloaded
 from trainer.optimizer import make_optimizer
 from trainer.pipeline import make_pipeline, make_stages, vocab_axes
 from trainer.schedules import learning_rate
-from trainer.step import Metrics, TrainState, TrainStep
+from trainer.step import Due, Metrics, TrainState, TrainStep
 
 Tree = Any  # of PartitionSpecs or of shapes, in the form of a TrainState, Batch or Metrics
 
@@ -65,7 +67,12 @@ class Program:
         self.layouts = plan_layouts(config, dict(mesh.shape))
         self.stages = make_stages(config, dict(mesh.shape))
         self.zero = Zero(config.zero.stage, jnp.dtype(config.precision.compute), jnp.dtype(config.precision.reduce))
-        decays = {name: declaration.decays for name, declaration in self.model.declarations.items()}
+        self.offloaded = offloaded(config, self.layouts)
+        decays = {
+            name: declaration.decays
+            for name, declaration in self.model.declarations.items()
+            if name not in self.offloaded
+        }
         self.optimizer = make_optimizer(config.optimizer, decays)
 
     @property
@@ -93,10 +100,11 @@ class Program:
         """One PartitionSpec for every array of the training state."""
         scalar = PartitionSpec()
         parameters = {name: layout.spec for name, layout in self.layouts.items()}
+        here = {name: spec for name, spec in parameters.items() if name not in self.offloaded}
         moments = jax.tree.map(
-            lambda leaf: parameters if isinstance(leaf, dict) else scalar,
+            lambda leaf: here if isinstance(leaf, dict) else scalar,
             self._abstract_optimizer(),
-            is_leaf=lambda leaf: isinstance(leaf, dict) and leaf.keys() == parameters.keys(),
+            is_leaf=lambda leaf: isinstance(leaf, dict) and leaf.keys() == here.keys(),
         )
         scale = _all(loss_scale.LossScale, scalar)
         return _tree(TrainState, scalar, scalar, scale, parameters, moments)
@@ -108,10 +116,17 @@ class Program:
 
     @cached_property
     def step(self) -> jax.stages.Wrapped:
-        """The train step, (TrainState, Batch) -> (TrainState, Metrics), jitted; the state passed in is donated."""
-        metrics = _all(Metrics, PartitionSpec())
-        specs = (self.state_specs, self.batch_specs)
-        manual = self.manual(self.train_step, specs, (self.state_specs, metrics))
+        """The train step, (TrainState, Batch) -> (TrainState, Metrics), jitted; the state passed in is donated.
+
+        Where something is offloaded, there is a third result: the `Due` of its update.
+        """
+        specs: tuple[Any, ...] = (self.state_specs, self.batch_specs)
+        results = (self.state_specs, _all(Metrics, PartitionSpec()))
+        local: Callable[..., Any] = self.train_step
+        if self.offloaded:
+            gradients = {name: self.layouts[name].spec for name in self.offloaded}
+            local, results = local.split, (*results, _all(Due, PartitionSpec())._replace(gradients=gradients))
+        manual = self.manual(local, specs, results)
         return jax.jit(manual, donate_argnums=0, compiler_options=self.gpu_settings.options)
 
     @cached_property
@@ -157,6 +172,7 @@ class Program:
             loss_scale=config.precision.loss_scale if half else None,
             seed=config.seed,
             pipeline=self.pipeline,
+            offloaded=self.offloaded,
         )
 
     def abstract_state(self) -> Tree:
@@ -178,6 +194,14 @@ class Program:
         """`function` of one device's blocks, over the mesh."""
         return jax.shard_map(function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=True)
 
+    def initial_master(self, name: str) -> jax.Array:
+        """The initial value of one parameter, float32: what `init` makes it of."""
+
+        def local() -> jax.Array:
+            return _initial(name, self.model.declarations[name].init, self.layouts[name], self.config.seed)
+
+        return jax.jit(self.manual(local, (), self.layouts[name].spec))()
+
     def first_loss_scale(self) -> loss_scale.LossScale:
         """Where loss scaling starts, on the devices; 1 for good unless compute is float16."""
         return jax.jit(self.manual(self._first_loss_scale, (), self.state_specs.loss_scale))()
@@ -191,19 +215,33 @@ class Program:
             name: _initial(name, declaration.init, self.layouts[name], self.config.seed)
             for name, declaration in self.model.declarations.items()
         }
+        for name in self.offloaded:
+            parameters[name] = parameters[name].astype(self.zero.compute)
         optimizer = jax.tree.map(
             lambda x, spec: collectives.varying(x, [axis for entry in spec for axis in _axes(entry)]),
-            self.optimizer.init(parameters),
+            self.optimizer.init({name: x for name, x in parameters.items() if name not in self.offloaded}),
             self.state_specs.optimizer,
         )
         return TrainState(jnp.int32(0), jnp.int32(0), self._first_loss_scale(), parameters, optimizer)
 
     def _abstract_optimizer(self) -> Any:
-        shapes = {name: jax.ShapeDtypeStruct(layout.stored_shape, jnp.float32) for name, layout in self.layouts.items()}
+        shapes = {
+            name: jax.ShapeDtypeStruct(layout.stored_shape, jnp.float32)
+            for name, layout in self.layouts.items()
+            if name not in self.offloaded
+        }
         return jax.eval_shape(self.optimizer.init, shapes)
 
     def _with_sharding(self, x: jax.ShapeDtypeStruct, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(self.mesh, spec))
+
+
+def offloaded(config: Config, layouts: Mapping[str, Layout]) -> frozenset[str]:
+    """The parameters whose master weights and moments are not kept on the devices."""
+    if config.offload.optimizer == "none":
+        return frozenset()
+    sizes = {name: math.prod(layout.shape) for name, layout in layouts.items()}
+    return choose_offloaded(sizes, config.offload.optimizer_fraction)
 
 
 def _initial(name: str, init: Any, layout: Layout, seed: int) -> jax.Array:

@@ -29,13 +29,26 @@ Arrays = dict[str, jax.Array]
 
 
 class TrainState(NamedTuple):
-    """All that training changes. Parameters and moments are float32, by name, as their layouts say."""
+    """All that training changes on the devices. Arrays by name lie as their layouts say.
+
+    Parameters and moments are float32; of a parameter whose optimizer state is offloaded, what is here is a copy in the
+    dtype it is computed with, and no moments.
+    """
 
     step: jax.Array  # int32: batches seen, skipped ones included
     skipped: jax.Array  # int32: steps whose gradient was not finite
     loss_scale: loss_scale.LossScale
     parameters: Arrays
     optimizer: Any  # optax's state, its moments laid out like the parameters
+
+
+class Due(NamedTuple):
+    """What is still to be done to parameters whose optimizer state is offloaded: their update."""
+
+    gradients: Arrays  # float32, not clipped, as the master weights are laid out
+    clip: jax.Array  # float32: what to multiply them by first
+    finite: jax.Array  # bool: whether to update at all
+    count: jax.Array  # int32: updates done before this one
 
 
 class Metrics(NamedTuple):
@@ -65,8 +78,15 @@ class TrainStep:
     loss_scale: LossScaleConfig | None
     seed: int
     pipeline: Pipeline | None
+    offloaded: frozenset[str] = frozenset()
+    """The parameters that are updated elsewhere, from what `split` gives."""
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        state, metrics, _ = self.split(state, batch)
+        return state, metrics
+
+    def split(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics, Due]:
+        """The step, but for the update of what is offloaded."""
         tokens = collectives.all_sum(jnp.sum(batch.weights), BATCH_AXES)
         # Each token is weighted by the global count beforehand, so that sums are means: of the loss, and of gradients.
         batch = batch._replace(weights=batch.weights * (state.loss_scale.scale / jnp.maximum(tokens, 1)))
@@ -81,7 +101,9 @@ class TrainStep:
         norm = global_norm(gradients, {name: layout.sharded_axes for name, layout in self.layouts.items()})
         finite = jnp.isfinite(norm) & jnp.isfinite(loss)
         rate = self.learning_rate(state.step)
-        parameters, optimizer = self._update(state, gradients, norm, rate)
+        clip = jnp.minimum(1.0, (jnp.inf if self.clip is None else self.clip) / (norm + 1e-6))
+        here = {name: gradient for name, gradient in gradients.items() if name not in self.offloaded}
+        parameters, optimizer = self._update(state, here, clip, rate)
         scale = state.loss_scale
         if self.loss_scale is not None:
             scale = loss_scale.update(self.loss_scale, scale, finite)
@@ -89,10 +111,13 @@ class TrainStep:
             step=state.step + 1,
             skipped=state.skipped + jnp.logical_not(finite),
             loss_scale=scale,
-            parameters=_choose(finite, parameters, state.parameters),
+            parameters=state.parameters | _choose(finite, parameters, {name: state.parameters[name] for name in here}),
             optimizer=_choose(finite, optimizer, state.optimizer),
         )
-        return new, Metrics(loss, norm, rate, tokens, state.loss_scale.scale, new.skipped, scale.exhausted)
+        metrics = Metrics(loss, norm, rate, tokens, state.loss_scale.scale, new.skipped, scale.exhausted)
+        elsewhere = {name: gradients[name] for name in gradients if name in self.offloaded}
+        count = optax.tree_utils.tree_get(state.optimizer, "count", jnp.int32(0))
+        return new, metrics, Due(elsewhere, clip, finite, count)
 
     def evaluate(self, parameters: Arrays, batch: Batch) -> tuple[jax.Array, jax.Array]:
         """(Σ weight x token loss, Σ weight) over the global batch: the training model's forward pass, no dropout."""
@@ -157,12 +182,13 @@ class TrainStep:
             (loss, gradients), _ = jax.lax.scan(accumulate, zeros, self._micro_batches(batch))
         return loss, {name: gradient.astype(jnp.float32) for name, gradient in gradients.items()}
 
-    def _update(self, state: TrainState, gradients: Arrays, norm: jax.Array, rate: jax.Array) -> tuple[Arrays, Any]:
+    def _update(self, state: TrainState, gradients: Arrays, clip: jax.Array, rate: jax.Array) -> tuple[Arrays, Any]:
+        """The new values of the parameters that have a gradient here, and the optimizer's state."""
         if self.clip is not None:
-            factor = jnp.minimum(1.0, self.clip / (norm + 1e-6))
-            gradients = {name: gradient * factor for name, gradient in gradients.items()}
-        updates, optimizer = self.optimizer.update(gradients, state.optimizer, state.parameters)
-        return {name: state.parameters[name] - rate * updates[name] for name in updates}, optimizer
+            gradients = {name: gradient * clip for name, gradient in gradients.items()}
+        parameters = {name: state.parameters[name] for name in gradients}
+        updates, optimizer = self.optimizer.update(gradients, state.optimizer, parameters)
+        return {name: parameters[name] - rate * updates[name] for name in updates}, optimizer
 
 
 def _choose(new_is_good: jax.Array, new: Any, old: Any) -> Any:

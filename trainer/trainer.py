@@ -14,7 +14,6 @@ import jax
 
 from models.inputs import Batch
 from sharding.mesh import make_mesh
-from trainer import logical
 from trainer.checkpoint import Checkpoints
 from trainer.config import Config
 from trainer.config_source import Overrides
@@ -28,7 +27,9 @@ from trainer.display import Display
 from trainer.errors import ConfigError
 from trainer.evaluate import evaluate
 from trainer.generate import generate
+from trainer.keeper import Keeper
 from trainer.loop import Loop
+from trainer.offload.make import make_keeper
 from trainer.planner.auto import fill_in_here
 from trainer.planner.plan import Plan, plan
 from trainer.program import Program
@@ -53,7 +54,7 @@ class Trainer:
     def __init__(self, config: Config, devices: Sequence[jax.Device] | None = None) -> None:
         self._asked = config
         self._devices = devices
-        self._state: TrainState | None = None
+        self._keeper: Keeper | None = None
         self._step = self._tokens = 0  # of the state, once there is one
         self._uncounted: list[jax.Array] = []  # the tokens of steps that nobody has waited for
         self._is_open = False
@@ -155,7 +156,7 @@ class Trainer:
     @property
     def step(self) -> int:
         """Steps finished, by this run and those it goes on from."""
-        return (self.checkpoints.newest() or 0) if self._state is None else self._step
+        return (self.checkpoints.newest() or 0) if self._keeper is None else self._step
 
     @property
     def tokens(self) -> int:
@@ -181,7 +182,7 @@ class Trainer:
     @property
     def state(self) -> dict[str, jax.Array]:
         """Everything that training changes, as logical arrays by name."""
-        return logical.to_logical(self.program, self.restored_state)
+        return self.keeper.logical()
 
     def steps(self, num: int | None = None) -> Generator[Metrics, None, None]:
         """Trains `num` steps (to the end of the run, unless given), yielding each one's metrics.
@@ -208,7 +209,7 @@ class Trainer:
         first, last = self.step, self.step + max(num, 0)
         with contextlib.closing(prefetch(get, first, last, config.data.prefetch)) as ready:
             for batch in ready:
-                self._state, metrics = program.step(self.restored_state, batch)
+                metrics = self.keeper.step(batch)
                 self._step += 1
                 self._uncounted.append(metrics.tokens)
                 if len(self._uncounted) > _MOST_UNCOUNTED:
@@ -282,18 +283,25 @@ class Trainer:
     @property
     def restored_state(self) -> TrainState:
         """The state on the devices: where training stands, else the newest checkpoint, else the start."""
-        if self._state is None:
+        return self.keeper.state
+
+    @property
+    def keeper(self) -> Keeper:
+        """Who keeps the state, once there is one."""
+        if self._keeper is None:
             newest = self.checkpoints.newest()
+            keeper = make_keeper(self.program, self.display.say)
             if newest is None:
-                self._state = self.program.init()
+                keeper.initialise()
             else:
-                abstract = logical.abstract_logical(self.program)  # before files are read, which starts JAX
+                abstract = keeper.abstract()  # before files are read, which starts JAX
                 arrays, meta = self.checkpoints.restore(newest, abstract), self.checkpoints.meta(newest)
-                self._state = logical.from_logical(self.program, arrays)
+                keeper.restore(arrays)
                 if meta["compute"] != self.config.precision.compute:  # one dtype's loss scale says nothing of another's
-                    self._state = self._state._replace(loss_scale=self.program.first_loss_scale())
+                    keeper.state = keeper.state._replace(loss_scale=self.program.first_loss_scale())
                 self._step, self._tokens = newest, int(meta["tokens"])
-        return self._state
+            self._keeper = keeper
+        return self._keeper
 
     def _count_tokens(self) -> None:
         self._tokens += sum(int(count) for count in jax.device_get(self._uncounted))

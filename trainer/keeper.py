@@ -1,0 +1,61 @@
+"""Who keeps the training state: the devices, or partly the host. What a trainer asks of either."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import jax
+
+from models.inputs import Batch
+from trainer import logical
+from trainer.logical import Arrays
+from trainer.program import Program
+from trainer.step import Metrics, TrainState
+
+
+class Keeper(Protocol):
+    """The training state of one program, from its start or from a checkpoint on."""
+
+    state: TrainState
+    """What is on the devices."""
+
+    def initialise(self) -> None:
+        """Makes the state before the first step."""
+
+    def restore(self, arrays: Mapping[str, jax.Array]) -> None:
+        """Takes over logical arrays, laid out as `abstract` says."""
+
+    def abstract(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shape, dtype and sharding of every logical array, without having a state."""
+
+    def step(self, batch: Batch) -> Metrics:
+        """Trains on a batch."""
+
+    def logical(self) -> Arrays:
+        """A copy of the whole state by name."""
+
+
+class OnDevices:
+    """Everything is kept by the devices."""
+
+    state: TrainState
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+
+    def initialise(self) -> None:
+        self.state = self.program.init()
+
+    def restore(self, arrays: Mapping[str, jax.Array]) -> None:
+        self.state = logical.from_logical(self.program, arrays)
+
+    def abstract(self) -> dict[str, jax.ShapeDtypeStruct]:
+        return logical.abstract_logical(self.program)
+
+    def step(self, batch: Batch) -> Metrics:
+        self.state, metrics = self.program.step(self.state, batch)
+        return metrics
+
+    def logical(self) -> Arrays:
+        return logical.to_logical(self.program, self.state)

@@ -1,0 +1,207 @@
+"""A training state of which master weights and moments are kept and updated by the host.
+
+The devices hold copies of the weights in the dtype they compute with. After each step their gradients come down a
+bucket at a time, the host's cores update that bucket, and its new weights go up again: three lanes that work side by
+side. Each process has the shards that its own devices hold.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import queue
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from functools import cached_property
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from models.inputs import Batch
+from trainer import logical
+from trainer.logical import Arrays
+from trainer.offload.buckets import Bucket, cut
+from trainer.offload.config import OffloadConfig
+from trainer.offload.exchange import HOST, Exchange
+from trainer.offload.lanes import NO_LANES, Lanes
+from trainer.offload.records import Records
+from trainer.offload.tiers import Tier
+from trainer.offload.update import HostUpdate
+from trainer.program import Program
+from trainer.step import Due, Metrics, TrainState
+
+AHEAD = 2  # buckets that have come down before they are worked at, and that wait to go up
+
+
+class Offloaded:
+    """Keeps a training state; see `trainer.keeper.Keeper`.
+
+    Args:
+        make_tier: the sizes of records in bytes -> where they are kept.
+        lanes: where it is noted what takes when: `compute`, `down`, `update` and `up`.
+
+    Raises:
+        ConfigError: what the update needs is not installed, or the tier cannot be had.
+    """
+
+    state: TrainState
+
+    def __init__(self, program: Program, make_tier: Callable[[Sequence[int]], Tier], lanes: Lanes = NO_LANES) -> None:
+        config = program.config
+        self.program = program
+        self.lanes = lanes
+        self.update = HostUpdate(config.optimizer)
+        self.kinds = ("parameters", *(f"optimizer.{moment}" for moment in self.update.moments))
+        layouts = {name: layout for name, layout in program.layouts.items() if name in program.offloaded}
+        self.exchange = Exchange(program.mesh, layouts, sees_all=program.on_cpu)
+        buckets = list(cut({name: layout.shard_shape for name, layout in layouts.items()}, config.offload.bucket))
+        num_groups = {name: len(groups) for name, groups in self.exchange.groups.items()}
+        self.records = Records(buckets, num_groups, len(self.kinds), make_tier)
+        weakref.finalize(self, self.records.tier.close)  # as the process ends, at the latest
+        most = max(bucket.size for bucket in buckets)
+        shape, dtype = (max(num_groups.values()), most), jnp.dtype(config.precision.compute)
+        self._free: queue.Queue[np.ndarray] = queue.Queue()
+        """Memory for new weights on their way up."""
+        for _ in range(AHEAD + 1):
+            self._free.put(np.empty(shape, dtype))
+
+    def initialise(self) -> None:
+        self.state = self.program.init()
+        weights = {}
+
+        def rows_of(name: str) -> list[list[np.ndarray]]:
+            master = self.program.initial_master(name)
+            weights[name] = master.astype(self.program.zero.compute)
+            shards = self.exchange.shards(name, master)
+            return [shards, *([np.zeros_like(shard) for shard in shards] for _ in self.update.moments)]
+
+        self.records.fill(rows_of)
+        self._replace(weights)
+
+    def restore(self, arrays: Mapping[str, jax.Array]) -> None:
+        def weights(name: str) -> jax.Array:
+            master = arrays[f"parameters.{name}"]
+            return jax.device_put(master, master.sharding.with_memory_kind("device")).astype(self.program.zero.compute)
+
+        def rows_of(name: str) -> list[list[np.ndarray]]:
+            return [self._shards(name, arrays[f"{kind}.{name}"]) for kind in self.kinds]
+
+        self.records.fill(rows_of)
+        here = {name: arrays[name] for name in logical.names(self.program) if name in arrays}
+        here |= {f"parameters.{name}": weights(name) for name in self.program.offloaded}
+        self.state = logical.from_logical(self.program, here)
+
+    def abstract(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """See `Keeper`. What the host keeps is asked for in its memory."""
+        whole = dict(self._abstract_whole)
+        for name in self._names:
+            sharding = whole[name].sharding.with_memory_kind(HOST)
+            whole[name] = jax.ShapeDtypeStruct(whole[name].shape, whole[name].dtype, sharding=sharding)
+        return whole
+
+    def step(self, batch: Batch) -> Metrics:
+        """Trains on a batch; returns when the new weights are on the devices."""
+        with self.lanes.span("compute", "step"):
+            self.state, metrics, due = self.program.step(self.state, batch)
+            finite = bool(due.finite)  # waits for the devices
+        if finite:
+            self._replace(self._update(due, np.float32(metrics.learning_rate)))
+        return metrics
+
+    def logical(self) -> Arrays:
+        """See `Keeper`. What the host keeps is in its memory."""
+        here = [name for name in logical.names(self.program) if name not in self._names]
+        arrays = logical.to_logical(self.program, self.state, here)
+        for name, rows in self.records.read():
+            arrays |= {
+                f"{kind}.{name}": self._logical(name, shards) for kind, shards in zip(self.kinds, rows, strict=True)
+            }
+        return arrays
+
+    def _update(self, due: Due, rate: np.float32) -> Arrays:
+        """The new weights on the devices; uses up the gradients and the old weights."""
+        weights = {name: self.state.parameters[name] for name in self.program.offloaded}
+        buckets = self.records.buckets
+        clip = None if self.program.config.optimizer.clip is None else np.float32(due.clip)
+        count = int(due.count)
+
+        def down(bucket: Bucket) -> list[np.ndarray]:
+            with self.lanes.span("down", bucket.name):
+                return self.exchange.down(due.gradients[bucket.name], bucket)
+
+        def up(bucket: Bucket, new: np.ndarray) -> None:
+            try:
+                with self.lanes.span("up", bucket.name):
+                    parts = [row[: bucket.size] for row in new[: self.records.num_groups[bucket.name]]]
+                    weights[bucket.name] = self.exchange.up(weights[bucket.name], bucket, parts)
+            finally:
+                self._free.put(new)
+
+        with ThreadPoolExecutor(1) as downs, ThreadPoolExecutor(1) as ups:
+            sent: list[Future[None]] = []
+            arriving = _ahead(downs, down, buckets)
+            with closing(self.records.visit()) as visit:
+                for bucket, group, (master, *moments) in visit:
+                    if group == 0:
+                        gradients, new = next(arriving), self._free.get()
+                    with self.lanes.span("update", bucket.name):
+                        self.update(
+                            master,
+                            moments,
+                            gradients[group],
+                            new[group, : bucket.size],
+                            decays=self.program.model.declarations[bucket.name].decays,
+                            count=count,
+                            rate=rate,
+                            factor=clip,
+                        )
+                    if group == self.records.num_groups[bucket.name] - 1:
+                        sent.append(ups.submit(up, bucket, new))
+            for one in sent:
+                one.result()
+        return weights
+
+    def _replace(self, weights: Mapping[str, jax.Array]) -> None:
+        self.state = self.state._replace(parameters=self.state.parameters | weights)
+
+    def _shards(self, name: str, array: jax.Array) -> list[np.ndarray]:
+        """Of a logical array in host memory."""
+        if not self.program.layouts[name].is_logical:
+            array = logical.as_stored(self.program, name, _moved(array, "device"))
+        return self.exchange.shards(name, array)
+
+    def _logical(self, name: str, shards: Sequence[np.ndarray]) -> jax.Array:
+        """Undoes `_shards`."""
+        array = self.exchange.on_host(name, shards)
+        if self.program.layouts[name].is_logical:
+            return array
+        return _moved(logical.as_logical(self.program, name, _moved(array, "device")), HOST)
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        """The logical arrays that the host keeps."""
+        return frozenset(f"{kind}.{name}" for kind in self.kinds for name in self.program.offloaded)
+
+    @cached_property
+    def _abstract_whole(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """What the state would be if the devices kept it all: the same arrays."""
+        config = dataclasses.replace(self.program.config, offload=OffloadConfig())
+        return logical.abstract_logical(Program(config, self.program.mesh))
+
+
+def _ahead(
+    executor: ThreadPoolExecutor, get: Callable[[Bucket], list[np.ndarray]], buckets: Sequence[Bucket]
+) -> Iterator[list[np.ndarray]]:
+    """What `get` makes of each bucket, of some before they are asked for."""
+    due = [executor.submit(get, bucket) for bucket in buckets[:AHEAD]]
+    for bucket in [*buckets[AHEAD:], *[None] * AHEAD]:
+        if bucket is not None:
+            due.append(executor.submit(get, bucket))
+        if due:
+            yield due.pop(0).result()
+
+
+def _moved(array: jax.Array, memory: str) -> jax.Array:
+    return jax.device_put(array, array.sharding.with_memory_kind(memory))

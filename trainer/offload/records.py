@@ -1,0 +1,73 @@
+"""The part of the training state that the host keeps: a record for each bucket and shard, of all that an update needs.
+
+A record is a matrix of float32: the master weights in its first row, each moment in one of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+
+import numpy as np
+
+from trainer.offload.buckets import Bucket
+from trainer.offload.tiers import Tier
+
+Shards = list[np.ndarray]
+"""Of one array: float32 and flat, one for each group of devices that hold the same."""
+
+
+class Records:
+    """
+    Args:
+        buckets: of all parameters, those of one in a row.
+        num_groups: by name of the parameter, into how many different shards this process' devices have it cut.
+        num_rows: one for the master weights, and one for each moment.
+        make_tier: the sizes of records in bytes -> where they are kept.
+    """
+
+    def __init__(
+        self,
+        buckets: Sequence[Bucket],
+        num_groups: Mapping[str, int],
+        num_rows: int,
+        make_tier: Callable[[Sequence[int]], Tier],
+    ) -> None:
+        self.buckets = buckets
+        self.num_groups = num_groups
+        self.num_rows = num_rows
+        self._places = [(bucket, group) for bucket in buckets for group in range(num_groups[bucket.name])]
+        self.tier = make_tier([bucket.size * num_rows * 4 for bucket, _ in self._places])
+
+    def visit(self, read: bool = True, write: bool = True) -> Iterator[tuple[Bucket, int, np.ndarray]]:
+        """Every (bucket, group, record), bucket by bucket. A record is to be changed before the next is asked for."""
+        order = range(len(self._places))
+        with closing(self.tier.sweep(order, read=read, write=write)) as sweep:
+            for number, record in sweep:
+                bucket, group = self._places[number]
+                yield bucket, group, record.view(np.float32).reshape(self.num_rows, bucket.size)
+
+    def fill(self, rows_of: Callable[[str], Sequence[Shards]]) -> None:
+        """Sets everything: `rows_of` a parameter is asked for once, when its turn comes."""
+        name, rows = "", []
+        with closing(self.visit(read=False)) as visit:
+            for bucket, group, record in visit:
+                if bucket.name != name:
+                    name, rows = bucket.name, list(rows_of(bucket.name))
+                for row, shards in zip(record, rows, strict=True):
+                    row[:] = shards[group][bucket.start :][: bucket.size]
+
+    def read(self) -> Iterator[tuple[str, list[Shards]]]:
+        """Copies of everything, a parameter at a time: its name, and the shards of each row."""
+        last = {bucket.name: bucket for bucket in self.buckets}
+        rows: list[Shards] = []
+        with closing(self.visit(write=False)) as visit:
+            for bucket, group, record in visit:
+                end = last[bucket.name].start + last[bucket.name].size
+                if bucket.start == 0 and group == 0:
+                    rows = [[np.empty(end, np.float32) for _ in range(self.num_groups[bucket.name])] for _ in record]
+                for row, shards in zip(record, rows, strict=True):
+                    shards[group][bucket.start :][: bucket.size] = row
+                if bucket is last[bucket.name] and group == self.num_groups[bucket.name] - 1:
+                    yield bucket.name, rows
+                    rows = []
