@@ -6,8 +6,7 @@ Devices may be real, virtual or absent: nothing here allocates until `init` is c
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -28,7 +27,7 @@ from trainer import loss_scale
 from trainer.config import Config
 from trainer.generate import generator
 from trainer.gpu_settings import GpuSettings, gpu_settings
-from trainer.offload.buckets import choose as choose_offloaded
+from trainer.offload.choice import offloaded
 from trainer.optimizer import make_optimizer
 from trainer.pipeline import make_pipeline, make_stages, vocab_axes
 from trainer.schedules import learning_rate
@@ -67,7 +66,7 @@ class Program:
         self.layouts = plan_layouts(config, dict(mesh.shape))
         self.stages = make_stages(config, dict(mesh.shape))
         self.zero = Zero(config.zero.stage, jnp.dtype(config.precision.compute), jnp.dtype(config.precision.reduce))
-        self.offloaded = offloaded(config, self.layouts)
+        self.offloaded = offloaded(config)
         decays = {
             name: declaration.decays
             for name, declaration in self.model.declarations.items()
@@ -121,11 +120,12 @@ class Program:
         Where something is offloaded, there is a third result: the `Due` of its update.
         """
         specs: tuple[Any, ...] = (self.state_specs, self.batch_specs)
-        results = (self.state_specs, _all(Metrics, PartitionSpec()))
+        results: tuple[Any, ...] = (self.state_specs, _all(Metrics, PartitionSpec()))
         local: Callable[..., Any] = self.train_step
         if self.offloaded:
+            local = self.train_step.split
             gradients = {name: self.layouts[name].spec for name in self.offloaded}
-            local, results = local.split, (*results, _all(Due, PartitionSpec())._replace(gradients=gradients))
+            results += (_all(Due, PartitionSpec())._replace(gradients=gradients),)
         manual = self.manual(local, specs, results)
         return jax.jit(manual, donate_argnums=0, compiler_options=self.gpu_settings.options)
 
@@ -234,14 +234,6 @@ class Program:
 
     def _with_sharding(self, x: jax.ShapeDtypeStruct, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(self.mesh, spec))
-
-
-def offloaded(config: Config, layouts: Mapping[str, Layout]) -> frozenset[str]:
-    """The parameters whose master weights and moments are not kept on the devices."""
-    if config.offload.optimizer == "none":
-        return frozenset()
-    sizes = {name: math.prod(layout.shape) for name, layout in layouts.items()}
-    return choose_offloaded(sizes, config.offload.optimizer_fraction)
 
 
 def _initial(name: str, init: Any, layout: Layout, seed: int) -> jax.Array:

@@ -48,7 +48,7 @@ class Due(NamedTuple):
     gradients: Arrays  # float32, not clipped, as the master weights are laid out
     clip: jax.Array  # float32: what to multiply them by first
     finite: jax.Array  # bool: whether to update at all
-    count: jax.Array  # int32: updates done before this one
+    updates: jax.Array  # int32: done before this one
 
 
 class Metrics(NamedTuple):
@@ -116,8 +116,8 @@ class TrainStep:
         )
         metrics = Metrics(loss, norm, rate, tokens, state.loss_scale.scale, new.skipped, scale.exhausted)
         elsewhere = {name: gradients[name] for name in gradients if name in self.offloaded}
-        count = optax.tree_utils.tree_get(state.optimizer, "count", jnp.int32(0))
-        return new, metrics, Due(elsewhere, clip, finite, count)
+        updates = optax.tree_utils.tree_get(state.optimizer, "count", jnp.int32(0))
+        return new, metrics, Due(elsewhere, clip, finite, updates)
 
     def evaluate(self, parameters: Arrays, batch: Batch) -> tuple[jax.Array, jax.Array]:
         """(Σ weight x token loss, Σ weight) over the global batch: the training model's forward pass, no dropout."""

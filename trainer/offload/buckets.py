@@ -52,18 +52,6 @@ def cut(shards: Mapping[str, Sequence[int]], most: int) -> Iterator[Bucket]:
                 yield Bucket(name, row, min(rows, height - row), 0, width, width)
 
 
-def choose(sizes: Mapping[str, int], fraction: float) -> frozenset[str]:
-    """The parameters, by name their elements, that together come nearest to a fraction of all, from below if they can:
-    the largest first, each that still fits."""
-    left = fraction * sum(sizes.values())
-    chosen = set()
-    for name in sorted(sizes, key=lambda name: -sizes[name]):
-        if sizes[name] <= left:
-            chosen.add(name)
-            left -= sizes[name]
-    return frozenset(chosen)
-
-
 def _even(whole: int, most: int) -> int:
     """The size of parts that are as equal as can be, none above `most`."""
     parts = -(-whole // most)

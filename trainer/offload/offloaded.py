@@ -125,7 +125,7 @@ class Offloaded:
         weights = {name: self.state.parameters[name] for name in self.program.offloaded}
         buckets = self.records.buckets
         clip = None if self.program.config.optimizer.clip is None else np.float32(due.clip)
-        count = int(due.count)
+        count = int(due.updates)
 
         def down(bucket: Bucket) -> list[np.ndarray]:
             with self.lanes.span("down", bucket.name):
@@ -163,7 +163,7 @@ class Offloaded:
                 one.result()
         return weights
 
-    def _replace(self, weights: Mapping[str, jax.Array]) -> None:
+    def _replace(self, weights: Arrays) -> None:
         self.state = self.state._replace(parameters=self.state.parameters | weights)
 
     def _shards(self, name: str, array: jax.Array) -> list[np.ndarray]:

@@ -5,7 +5,7 @@ A record is a matrix of float32: the master weights in its first row, each momen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 
 import numpy as np
@@ -39,7 +39,7 @@ class Records:
         self._places = [(bucket, group) for bucket in buckets for group in range(num_groups[bucket.name])]
         self.tier = make_tier([bucket.size * num_rows * 4 for bucket, _ in self._places])
 
-    def visit(self, read: bool = True, write: bool = True) -> Iterator[tuple[Bucket, int, np.ndarray]]:
+    def visit(self, read: bool = True, write: bool = True) -> Generator[tuple[Bucket, int, np.ndarray], None, None]:
         """Every (bucket, group, record), bucket by bucket. A record is to be changed before the next is asked for."""
         order = range(len(self._places))
         with closing(self.tier.sweep(order, read=read, write=write)) as sweep:

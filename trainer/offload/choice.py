@@ -1,0 +1,36 @@
+"""Which parameters have their master weights and moments offloaded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from models.config import ModelConfig
+from models.decoder import Decoder
+
+if TYPE_CHECKING:
+    from trainer.config import Config
+
+
+def offloaded(config: Config) -> frozenset[str]:
+    """The names of the parameters whose master weights and moments are not kept on the devices."""
+    if config.offload.optimizer == "none":
+        return frozenset()
+    return nearest(num_elements(config.model), config.offload.optimizer_fraction)
+
+
+def num_elements(model: ModelConfig) -> dict[str, int]:
+    """Of each parameter, by name."""
+    return {name: math.prod(declaration.shape) for name, declaration in Decoder(model).declarations.items()}
+
+
+def nearest(sizes: Mapping[str, int], fraction: float) -> frozenset[str]:
+    """Names whose sizes come near a fraction of all, and not above it: the largest first, each that still fits."""
+    left = fraction * sum(sizes.values())
+    chosen = set()
+    for name in sorted(sizes, key=lambda name: -sizes[name]):
+        if sizes[name] <= left:
+            chosen.add(name)
+            left -= sizes[name]
+    return frozenset(chosen)
