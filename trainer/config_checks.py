@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pallas_kernels.attention import choose
 from sharding.mesh import BATCH_AXES
 from trainer.config_yaml import KeyPath
-from trainer.offload.choice import num_elements, offloaded
 from trainer.pipeline import find_schedule, is_table, make_schedule, make_stages
 
 if TYPE_CHECKING:
@@ -47,11 +46,6 @@ NO_EFFECT = (
     NoEffect("optimizer.min_ratio", "optimizer.schedule", ("constant",), "it never decays"),
     NoEffect("zero.persist_below", "zero.stage", (0,), "everything stays whole"),
     NoEffect("pipeline", "mesh.pipeline", (1,), "there are no stages", may_wait=True),
-    NoEffect("offload.optimizer_fraction", "offload.optimizer", ("none",), "nothing of it is offloaded"),
-    NoEffect("offload.bucket", "offload.optimizer", ("none",), "nothing is sent in buckets"),
-    NoEffect("offload.path", "offload.optimizer", ("none", "host"), "only nvme has files", may_wait=True),
-    NoEffect("offload.buffers", "offload.optimizer", ("none", "host"), "only nvme has files", may_wait=True),
-    NoEffect("offload.direct_io", "offload.optimizer", ("none", "host"), "only nvme has files", may_wait=True),
     NoEffect("data.text_key", "data.path", ("stdlib",), "there are no records"),
 )
 
@@ -84,7 +78,6 @@ def contradictions(config: Config) -> Iterator[str]:
         yield from _tensor(config, mesh.tensor)
     yield from _schedule(config)
     yield from _loop(config)
-    yield from _offloaded_optimizer(config)
 
 
 def _batch(config: Config, mesh: dict[str, int]) -> Iterator[str]:
@@ -191,20 +184,6 @@ def _loop(config: Config) -> Iterator[str]:
             f"train.profile.start={profile.start} + train.profile.steps={profile.steps} is more than "
             f"train.steps={train.steps}; use a start of at most {max(train.steps - profile.steps, 0)}"
         )
-
-
-def _offloaded_optimizer(config: Config) -> Iterator[str]:
-    offload = config.offload
-    if offload.optimizer == "nvme" and offload.path is None:
-        yield "offload.optimizer=nvme needs a folder on a local disk; give it as offload.path"
-    if offload.optimizer != "none":
-        sizes = num_elements(config.model)
-        smallest = min(sizes.values()) / sum(sizes.values())
-        if not offloaded(config):
-            yield (
-                f"offload.optimizer_fraction={offload.optimizer_fraction:g} is less than the smallest parameter, and "
-                f"they are offloaded whole; use at least {smallest:.2g}"
-            )
 
 
 def _divisors(number: int) -> list[int]:
