@@ -22,6 +22,12 @@ from trainer.settings import OptimizerConfig
 _LINE = 16
 """Elements of a cache line of 64 bytes, which no two threads write to."""
 
+_PARTS = 4
+"""Parts for each thread: one that the machine holds up leaves some of its own to the others."""
+
+_PART = 2**17
+"""Elements below which a part is not worth handing out: they take some 100 microseconds."""
+
 _AS_COMPILED = {"float32": np.float32, "bfloat16": np.uint16, "float16": np.int16}
 """The dtype of the new weights -> what the kernels take them for: numba has no bfloat16, and no float16 on a CPU."""
 
@@ -113,7 +119,7 @@ class HostUpdate:
             parts = tuple(moment[part] for moment in moments)
             kernel(master[part], parts, gradient[part], out, factor, decay, np.float32(rate), constants)
 
-        for _ in self._pool.map(update, _parts(master.size, self.threads)):
+        for _ in self._pool.map(update, _parts(master.size, min(_PARTS * self.threads, -(-master.size // _PART)))):
             pass
 
     @cached_property
@@ -122,7 +128,7 @@ class HostUpdate:
 
 
 def _parts(size: int, num: int) -> list[slice]:
-    """0 to `size` in at most `num` parts of nearly the same size, cut between cache lines."""
+    """0 to `size` in `num` parts of nearly the same size, cut between cache lines."""
     lines = -(-size // _LINE)
     cuts = [min(lines * part // num * _LINE, size) for part in range(num + 1)]
     return [slice(low, high) for low, high in pairwise(cuts) if low < high]
