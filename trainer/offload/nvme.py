@@ -57,12 +57,12 @@ class Nvme:
         keep: bool = False,
         lanes: Lanes = NO_LANES,
     ) -> None:
-        assert sizes, "a file of nothing"
+        assert sum(sizes) > 0, "a file of nothing"
         assert block % PAGE == 0, "direct I/O moves whole pages"
         self.sizes = tuple(sizes)
         self._starts = starts(self.sizes, PAGE)
-        self._file = DirectFile(Path(path), self._starts[-1], direct=direct, keep=keep)
         self._buffers = [allocate(round_up(max(sizes), PAGE)) for _ in range(buffers)]
+        self._file = DirectFile(path, self._starts[-1], direct=direct, keep=keep)
         self._block, self._depth, self._lanes = block, depth, lanes
         self._sweep: Callable[[], Sweep | None] = lambda: None  # weak: a sweep that its visitor drops is closed at once
 

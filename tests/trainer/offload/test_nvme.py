@@ -191,6 +191,23 @@ def test_a_file_system_without_direct_io_is_refused(tmp_path: Path, monkeypatch:
     assert not list(tmp_path.iterdir())
 
 
+def test_what_is_not_asked_for_is_not_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_records(tmp_path) as tier:
+        monkeypatch.setattr(os, "preadv", fails(errno.EIO))
+        fill(tier)
+        monkeypatch.undo()
+        monkeypatch.setattr(os, "pwritev", fails(errno.EIO))
+        assert contents(tier) == [{record + 1} for record in range(6)]
+
+
+def test_a_sweep_is_over_when_the_next_begins(tmp_path: Path) -> None:
+    with open_records(tmp_path) as tier:
+        left = tier.sweep(range(6))
+        next(left)
+        assert contents(tier) == [{0}] * 6
+        assert list(left) == []
+
+
 def test_the_way_of_each_record_is_noted(tmp_path: Path) -> None:
     lanes = Lanes()
     with open_records(tmp_path, lanes=lanes) as tier:

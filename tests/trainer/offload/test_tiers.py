@@ -171,8 +171,9 @@ def test_a_new_sweep_is_safe_from_one_left_in_the_middle(make: Make) -> None:
     with make(sizes) as tier:
         fill(tier)
         left = tier.sweep(range(6))
-        next(left)
-        assert contents(tier) == after(sizes, [0] * 6)
+        for _, array in itertools.islice(left, 3):
+            array += 1
+        assert contents(tier) in (after(sizes, [1, 1, n, 0, 0, 0]) for n in (0, 1))
 
 
 def test_close_may_be_called_again(make: Make) -> None:
@@ -184,7 +185,7 @@ def test_close_may_be_called_again(make: Make) -> None:
 
 
 def test_host_memory_does_not_grow_with_the_records() -> None:
-    with nvme([5000, 4096] * 50) as tier:
+    with nvme([8192, 4097] * 50) as tier:
         assert tier.host_bytes == 3 * 8192
     with memory([100, 1]) as tier:
         assert tier.host_bytes == 128 + 64
