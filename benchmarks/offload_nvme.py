@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import show
+from benchmarks.common import ratio, show
 from trainer.offload.nvme import MIB, Nvme
 from trainer.units import binary
 
@@ -82,6 +82,7 @@ def filled(folder: Path, **options: Any) -> Iterator[Nvme]:
 
 
 def beside_fio(folder: Path, fio: Fio, rounds: int) -> None:
+    """Over the sizes of requests and how many there are at a time: what the defaults are chosen by."""
     rows = []
     for block, depth in itertools.product(BLOCKS, DEPTHS):
         ours: dict[str, list[float]] = {name: [] for name in SWEEPS}
@@ -94,9 +95,7 @@ def beside_fio(folder: Path, fio: Fio, rounds: int) -> None:
                 cpu.append((time.process_time() - begin) / times / NUM_BYTES * 1e9)
                 theirs[name].append(fio.rate(what, block, depth))
         cells = [f"{statistics.median(rates[name]) / 1e9:.2f}" for name in SWEEPS for rates in (ours, theirs)]
-        ratios = [
-            f"{statistics.median(x / y for x, y in zip(ours[name], theirs[name], strict=True)):.2f}" for name in SWEEPS
-        ]
+        ratios = [f"{ratio(ours[name], theirs[name]):.2f}" for name in SWEEPS]
         rows.append([binary(block), str(depth), *cells, *ratios, f"{statistics.median(cpu):.2f}"])
     title = f"GB/s, median of {rounds} rounds; the ratio of ours to fio's is to be at least {GOAL}"
     columns = [f"{name}{who}" for name in SWEEPS for who in ("", ", fio")]
@@ -104,6 +103,7 @@ def beside_fio(folder: Path, fio: Fio, rounds: int) -> None:
 
 
 def overlap(folder: Path, rounds: int) -> None:
+    """How many buffers it takes to hide the disk behind work, which here takes no processor: the visitor sleeps."""
     rows = []
     for buffers in BUFFERS:
         with filled(folder, buffers=buffers) as tier:
@@ -111,8 +111,8 @@ def overlap(folder: Path, rounds: int) -> None:
             for _ in range(rounds):
                 alone.append(seconds(tier))
                 beside.append(seconds(tier, work=alone[-1] / len(RECORDS)))
-            took = statistics.median(x / y for x, y in zip(beside, alone, strict=True))
-            rows.append([str(buffers), f"{2 * NUM_BYTES / statistics.median(alone) / 1e9:.2f}", f"{took:.2f}"])
+            rate = 2 * NUM_BYTES / statistics.median(alone) / 1e9
+            rows.append([str(buffers), f"{rate:.2f}", f"{ratio(beside, alone):.2f}"])
     title = (
         "A sweep that reads and writes; its time with a visitor who works as long as it takes without him, 1 at best"
     )
@@ -120,6 +120,7 @@ def overlap(folder: Path, rounds: int) -> None:
 
 
 def memory(folder: Path) -> None:
+    """Whether a file larger than the buffers takes no more host memory than these."""
     before = status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak is counted anew
     with contextlib.closing(Nvme(folder / "records", RECORDS)) as tier:
