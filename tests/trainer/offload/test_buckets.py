@@ -30,9 +30,7 @@ def test_every_element_is_in_one_bucket_and_in_its_order(shards: dict[str, tuple
 
 
 @given(SHARDS, st.integers(1, 100))
-def test_a_bucket_is_one_piece_and_as_large_as_it_may_be_at_most(
-    shards: dict[str, tuple[int, ...]], most: int
-) -> None:
+def test_a_bucket_is_one_piece_and_as_large_as_it_may_be_at_most(shards: dict[str, tuple[int, ...]], most: int) -> None:
     for bucket in cut(shards, most):
         assert places(bucket) == list(range(bucket.start, bucket.start + bucket.size))
         assert 1 <= bucket.size <= most

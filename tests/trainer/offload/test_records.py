@@ -1,4 +1,4 @@
-"""What records are filled with is read from them again, whatever the buckets, and an update sees all rows of its own."""
+"""What records are filled with is read from them again, whatever the buckets; an update sees all rows of its own."""
 
 from __future__ import annotations
 
