@@ -44,7 +44,7 @@ PARTS = {
     "machine": Part("The machine", "gpu_machine", 30),
     "correctness": Part("Flash attention against float64", "gpu_correctness", 150),
     "speed": Part("Attention's speed", "gpu_speed", 120),
-    "training": Part("A train step of 1B", "gpu_training", 150),
+    "training": Part("A train step of 1B", "gpu_training", 200),
     "copies": Part("Copies between host and GPU", "gpu_copies", 60),
 }
 

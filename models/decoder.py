@@ -22,7 +22,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from models import rope
 from models.config import ModelConfig
-from models.inputs import Batch, Cache, Inputs
+from models.inputs import Batch, Cache, Inputs, running_positions
 from models.layers import Block, Norm, drop
 from models.parameter import Declaration, Init, parameter
 from pallas_kernels.attention import Attend
@@ -88,6 +88,8 @@ class Decoder:
     """What computes attention, but for decoding."""
     parts: int = 1
     """Parts of a batch that each block works at side by side, but for decoding; they divide it."""
+    documents: bool = True
+    """Those packed into a sequence do not see each other; else it is read as one, whose positions run through."""
 
     @cached_property
     def declarations(self) -> dict[str, Declaration]:
@@ -117,11 +119,12 @@ class Decoder:
 
     def inputs(self, batch: Batch, dropout_key: jax.Array | None) -> Inputs:
         """What all blocks need to know of a batch. Without a key nothing is dropped."""
+        positions = batch.positions if self.documents else running_positions(batch)
         return Inputs(
             split=True,
-            positions=batch.positions,
-            segments=batch.segments,
-            rope=self._rope(batch.positions),
+            positions=positions,
+            segments=batch.segments if self.documents else None,
+            rope=self._rope(positions),
             dropout_key=dropout_key if self.config.dropout else None,
             samples=batch.samples,
             attend=self.attend,

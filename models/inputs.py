@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from pallas_kernels.attention import Attend
 from pallas_kernels.reference import attention
+from sharding import collectives
 
 
 class Batch(NamedTuple):
@@ -51,6 +53,12 @@ class Inputs:
                 jax.tree.map(lambda x, i=i: x[i * size : (i + 1) * size], arrays) for i in range(parts)
             )
         )
+
+
+def running_positions(batch: Batch) -> jax.Array:
+    """Of sequences that are read as one whatever documents are in them, [B, S] int32: 0, 1, ... S - 1."""
+    place_BS = jax.lax.broadcasted_iota(jnp.int32, batch.positions.shape, 1)
+    return collectives.varying(place_BS, tuple(collectives.varying_axes(batch.positions)))
 
 
 class Cache(NamedTuple):

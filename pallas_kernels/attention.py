@@ -1,4 +1,4 @@
-"""Attention by one of several implementations, behind one signature: which there are, and which one is taken.
+"""Attention by one of several implementations, behind one signature: what each can do, and which one is taken.
 
 None of them sees the mesh; each is called on one device's heads. What an implementation cannot do is refused before
 anything is traced, and never done by another one instead.
@@ -6,17 +6,18 @@ anything is traced, and never done by another one instead.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 
-from pallas_kernels import reference
+from pallas_kernels import cudnn, reference
 from pallas_kernels.flash import flash_attention
 from pallas_kernels.flash.attention import SMALL
 from pallas_kernels.flash.tiles import OTHERS, tiles_for
 
-Name = Literal["pallas", "reference"]
+Name = Literal["pallas", "cudnn", "reference"]
 
 
 class Attend(Protocol):
@@ -36,6 +37,20 @@ class Attend(Protocol):
     ) -> jax.Array: ...
 
 
+class Wanted(NamedTuple):
+    """What a model asks of attention while it trains, as far as an implementation may not have it."""
+
+    head_dim: int
+    dtype: str
+    """That it computes in."""
+    gpu: str | None
+    """What `jax.Device.device_kind` says of the GPUs; "" where a step is only traced; None on CPU."""
+    documents: bool = False
+    """Those that are packed into a sequence do not see each other."""
+    alibi: bool = False
+    soft_cap: bool = False
+
+
 class Choice(NamedTuple):
     """An implementation that was taken."""
 
@@ -45,25 +60,21 @@ class Choice(NamedTuple):
 
 
 class Implementation(NamedTuple):
-    """One way to compute attention."""
+    """One way to compute attention: what it is, how it is made, and what it can do."""
 
     about: str
-    cannot: Callable[[int], str | None]
-    """Of a head dim, why not."""
-    make: Callable[[str | None], Attend]
-    """What `jax.Device.device_kind` says of the GPUs, or None on CPU -> the function."""
+    make: Callable[[Wanted], Attend]
+    """Raises ValueError where what it needs is not installed, or does not take this GPU."""
+    head_dims: range = range(1, sys.maxsize)
+    dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
+    on_cpu: bool = True
+    cannot: Mapping[str, str] = {}
+    """Field of `Wanted` -> why it is not done."""
 
 
-LARGEST_HEAD_DIM = max(OTHERS)
+def _flash(wanted: Wanted) -> Attend:
+    gpu = wanted.gpu
 
-
-def _too_large_for_a_kernel(head_dim: int) -> str | None:
-    if head_dim <= LARGEST_HEAD_DIM:
-        return None
-    return f"its head dim can be at most {LARGEST_HEAD_DIM}, and the model's is {head_dim}"
-
-
-def _flash(gpu: str | None) -> Attend:
     def attend(q_BSHK: jax.Array, k_BTGK: jax.Array, v_BTGK: jax.Array, **options: Any) -> jax.Array:
         tiles = SMALL if gpu is None else tiles_for(gpu, q_BSHK.shape[-1], q_BSHK.dtype)
         return flash_attention(q_BSHK, k_BTGK, v_BTGK, tiles=tiles, interpret=gpu is None, **options)[0]
@@ -71,29 +82,91 @@ def _flash(gpu: str | None) -> Attend:
     return attend
 
 
+def _cudnn(wanted: Wanted) -> Attend:
+    if wanted.gpu == "":
+        return cudnn.traced
+    cudnn.check(wanted.head_dim, wanted.dtype)
+    return cudnn.attention
+
+
+def _reference(wanted: Wanted) -> Attend:
+    return reference.attention
+
+
 IMPLEMENTATIONS: dict[Name, Implementation] = {
-    "pallas": Implementation("flash attention, whose scores never reach memory", _too_large_for_a_kernel, _flash),
+    "pallas": Implementation(
+        "flash attention, whose scores never reach memory",
+        _flash,
+        head_dims=range(1, max(OTHERS) + 1),
+    ),
+    "cudnn": Implementation(
+        "NVIDIA's flash attention, whose gradients need not be the same to the bit twice",
+        _cudnn,
+        head_dims=range(8, 257, 8),
+        dtypes=("bfloat16", "float16"),
+        on_cpu=False,
+        cannot={
+            "documents": "keeps packed documents apart (attention.over=document) only by a mask of sequence² in memory",
+            "alibi": "adds ALiBi (model.positions=alibi) only as heads x sequence² numbers in memory",
+            "soft_cap": "has no cap on logits (model.soft_cap)",
+        },
+    ),
     "reference": Implementation(
-        "XLA's matmuls, with heads x sequence² scores in memory", lambda _: None, lambda _: reference.attention
+        "XLA's matmuls, with heads x sequence² scores in memory", lambda _: reference.attention
     ),
 }
 AUTO: Name = "reference"
 """No GPU has shown yet that another is right and faster."""
+INSTEAD = {"documents": "attention.over=sequence"}
+"""Field of `Wanted` -> the setting that asks for less."""
 
 
-def choose(asked: Name | Literal["auto"], head_dim: int, gpu: str | None) -> Choice:
-    """The implementation for a model on GPUs of one kind (`jax.Device.device_kind`), or None: on CPU.
+def able(wanted: Wanted) -> list[Name]:
+    """The implementations that can do what is wanted."""
+    return [name for name, found in IMPLEMENTATIONS.items() if not any(_objections(found, wanted))]
+
+
+def objections(asked: Name | Literal["auto"], wanted: Wanted) -> list[str]:
+    """Why an implementation cannot do what is wanted: the reason, its setting, and what to use instead."""
+    name = AUTO if asked == "auto" else asked
+    others = " or ".join(able(wanted))
+    return [
+        f"attention.implementation={name} {reason}; use {instead}attention.implementation={others}"
+        for reason, instead in _objections(IMPLEMENTATIONS[name], wanted)
+    ]
+
+
+def _objections(found: Implementation, wanted: Wanted) -> Iterator[tuple[str, str]]:
+    """Each reason, and the settings to use instead, if there are any."""
+    if wanted.gpu is None and not found.on_cpu:
+        yield "runs on NVIDIA GPUs alone, and here is none", ""
+    if wanted.head_dim not in found.head_dims:
+        step, last = found.head_dims.step, found.head_dims[-1]
+        multiples = f" in steps of {step}" if step > 1 else ""
+        yield f"takes head dims up to {last}{multiples}, and the model's is {wanted.head_dim}", ""
+    if wanted.dtype not in found.dtypes:
+        instead = " or ".join(found.dtypes)
+        yield f"does not compute in {wanted.dtype} (precision.compute)", f"precision.compute={instead}, or "
+    for field, reason in found.cannot.items():
+        if getattr(wanted, field):
+            yield reason, f"{INSTEAD[field]}, or " if field in INSTEAD else ""
+
+
+def choose(asked: Name | Literal["auto"], wanted: Wanted) -> Choice:
+    """The implementation for a model, and why it is taken.
 
     Raises:
-        ValueError: it cannot do what is asked.
+        ValueError: it cannot do what is wanted, or is not installed.
     """
+    if problems := objections(asked, wanted):
+        raise ValueError("\n".join(problems))
     name = AUTO if asked == "auto" else asked
     found = IMPLEMENTATIONS[name]
-    if reason := found.cannot(head_dim):
-        raise ValueError(f"attention.implementation={name}: {reason}; use reference")
     why = found.about
     if asked == "auto":
-        why += "; auto takes pallas once a GPU has proved it"
-    elif name == "pallas" and gpu is None:
+        why += "; auto takes another once a GPU has shown it to be right"
+    elif name == "pallas" and wanted.gpu is None:
         why += "; interpreted, as there is no GPU: very slow"
-    return Choice(name, why, found.make(gpu))
+    if not wanted.documents:
+        why += "; over whole sequences, whatever documents are in them"
+    return Choice(name, why, found.make(wanted))

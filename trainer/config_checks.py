@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pallas_kernels.attention import choose
+from pallas_kernels.attention import objections
 from sharding.mesh import BATCH_AXES
+from trainer.attention import wanted
 from trainer.config_yaml import KeyPath
 from trainer.pipeline import find_schedule, is_table, make_schedule, make_stages
 
@@ -100,10 +101,8 @@ def _sequence(config: Config) -> Iterator[str]:
 
 
 def _attention(config: Config) -> Iterator[str]:
-    try:
-        choose(config.attention.implementation, config.model.dim_per_head, gpu="")
-    except ValueError as error:
-        yield str(error)
+    gpu = "" if config.mesh.virtual_devices is None else None
+    yield from objections(config.attention.implementation, wanted(config, gpu))
 
 
 def _pipeline(config: Config, mesh: dict[str, int]) -> Iterator[str]:

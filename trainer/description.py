@@ -15,10 +15,10 @@ import jax
 import jax.numpy as jnp
 
 from models.presets import num_parameters
-from pallas_kernels.attention import choose
 from sharding.layout import Layout
 from sharding.mesh import num_groups
 from sharding.pipeline.executor import Pipeline
+from trainer.attention import chosen
 from trainer.config import Config
 from trainer.metrics import model_flops_per_token
 from trainer.optimizer import RULES
@@ -121,7 +121,7 @@ def describe(config: Config) -> Description:
     held = parameters(config)
     trace = trace_step(_scanned(config))
     gpu = "" if config.mesh.virtual_devices is None else None
-    attention = choose(config.attention.implementation, config.model.dim_per_head, gpu)
+    attention = chosen(config, gpu)
     activations = list(saved_by_layer(trace.program, make_stages(config, sizes).depth))
     return Description(
         config=_written_out(config).to_dict(),

@@ -17,13 +17,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from models.decoder import Decoder
 from models.inputs import Batch
 from models.recompute import block_policy
-from pallas_kernels.attention import choose
 from sharding import collectives, randomness
 from sharding.layout import RULES, Layout, plan
 from sharding.mesh import BATCH_AXES, ZERO_AXES, num_groups
 from sharding.pipeline.executor import Pipeline
 from sharding.zero import FETCHED, Zero
 from trainer import loss_scale
+from trainer.attention import chosen
 from trainer.config import Config
 from trainer.generate import generator
 from trainer.gpu_settings import GpuSettings, gpu_settings
@@ -61,8 +61,14 @@ class Program:
         self.mesh = mesh
         kind = mesh.devices.flat[0].device_kind if isinstance(mesh, Mesh) else ""
         gpu = None if self.on_cpu else kind
-        self.attention = choose(config.attention.implementation, config.model.dim_per_head, gpu)
-        self.model = Decoder(config.model, vocab_axes(config), self.attention.attend, config.batch.parts)
+        self.attention = chosen(config, gpu)
+        self.model = Decoder(
+            config.model,
+            vocab_axes(config),
+            self.attention.attend,
+            config.batch.parts,
+            documents=config.attention.over == "document",
+        )
         self.layouts = plan_layouts(config, dict(mesh.shape))
         self.stages = make_stages(config, dict(mesh.shape))
         self.zero = Zero(config.zero.stage, jnp.dtype(config.precision.compute), jnp.dtype(config.precision.reduce))

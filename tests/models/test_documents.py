@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import numpy as np
@@ -69,3 +70,19 @@ def test_padding_changes_nothing(family: str) -> None:
     padded = batch._replace(segments=batch.segments.at[:, 6:].set(0), positions=batch.positions.at[:, 6:].set(0))
     np.testing.assert_array_equal(loss(padded), loss(padded._replace(tokens=padded.tokens.at[:, 6:].set(0))))
     np.testing.assert_allclose(loss(padded), loss(batch_of(B, weights=np.array([[1] * 5 + [0]]))), rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_over_whole_sequences_borders_are_nothing(family: str) -> None:
+    """The loss and its gradients are those of the same tokens as one document, to the last bit."""
+    config = CONFIGS[family]
+    weights = weights_of(config)
+
+    def loss(documents: bool, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
+        decoder = Decoder(config, documents=documents)
+        return jax.jit(jax.value_and_grad(lambda weights: decoder.loss(weights, whole, batch, None, None)))(weights)
+
+    borders, one = packed(A, B, B_ONLY), batch_of(np.concatenate([A, B], axis=1), weights=B_ONLY)
+    jax.tree.map(np.testing.assert_array_equal, loss(False, borders), loss(False, one))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), loss(False, borders), loss(True, one))
+    assert loss(False, borders)[0] != loss(True, borders)[0]

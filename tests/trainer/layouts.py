@@ -59,7 +59,8 @@ class Task:
 
     model: str
     text: str
-    """packed: documents end to end. ragged: one a sequence, then padding. idle: some rows are nothing but padding."""
+    """packed: documents end to end. whole: likewise, and attention goes over all of them. ragged: one a sequence, then
+    padding. idle: some rows are nothing but padding."""
     optimizer: str
     dropout: float = 0.0
 
@@ -111,7 +112,8 @@ class Row:
                 "batch": {"global": GLOBAL, "micro": micro, "sequence": SEQUENCE}
                 | ({"parts": self.parts} if self.parts > 1 else {}),
                 "recompute": self.recompute,
-                "attention": {"implementation": self.attention},
+                "attention": {"implementation": self.attention}
+                | ({"over": "sequence"} if self.task.text == "whole" else {}),
                 "optimizer": OPTIMIZERS[self.task.optimizer],
                 "train": {"steps": STEPS},
                 "seed": 3,
@@ -150,10 +152,13 @@ LLAMA = Task("llama", "packed", "sgd")
 GPT2 = Task("gpt2", "idle", "adamw", dropout=0.2)
 BLOOM = Task("bloom", "ragged", "sgd")
 NOISY = Task("llama-tied", "packed", "adamw-1e-8")
+WHOLE = Task("llama", "whole", "sgd")
+GPT2_WHOLE = Task("gpt2", "whole", "adamw")
 LLAMA_DEEP = Task("llama-deep", "packed", "sgd")
 GPT2_DEEP = Task("gpt2-deep", "idle", "adamw", dropout=0.2)
 BLOOM_DEEP = Task("bloom-deep", "ragged", "sgd")
 NOISY_DEEP = Task("llama-tied-deep", "packed", "adamw-1e-8")
+WHOLE_DEEP = Task("llama-deep", "whole", "sgd")
 TWO_CHUNKS: dict[str, Any] = {"schedule": "interleaved_1f1b", "virtual": 2}
 THREE_CHUNKS = TWO_CHUNKS | {"virtual": 3}
 SPANNING_PIPELINES = [
@@ -178,6 +183,11 @@ SPANNING_PARTS = [
     Row(GPT2, zero=3, data=2, tensor=2, accumulation=4, parts=3, recompute="selective"),
     Row(NOISY_DEEP, zero=1, pipeline=2, tensor=2, accumulation=4, parts=2, recompute="full", scan=False),
 ]
+SPANNING_WHOLE = [
+    Row(WHOLE, zero=3, data=2, tensor=2, **PALLAS, accumulation=4, recompute="selective"),
+    Row(GPT2_WHOLE, zero=1, data=2, tensor=4, parts=2, recompute="full"),
+    Row(WHOLE_DEEP, zero=2, pipeline=2, data=2, tensor=2, **TWO_CHUNKS, accumulation=4),
+]
 SPANNING = [
     Row(LLAMA, zero=0, replica=2, data=2, accumulation=4),
     Row(LLAMA, zero=1, data=4, tensor=2, accumulation=3),
@@ -196,6 +206,7 @@ SPANNING = [
     *SPANNING_PIPELINES,
     *SPANNING_KERNELS,
     *SPANNING_PARTS,
+    *SPANNING_WHOLE,
 ]
 """A part that has every value of every factor, and the pairs that are likeliest to go wrong."""
 
@@ -241,7 +252,15 @@ PIPELINES = [
     Row(NOISY_DEEP, zero=3, pipeline=2, data=4, **TWO_CHUNKS, accumulation=3, recompute="full"),
     Row(NOISY_DEEP, pipeline=3, tensor=2, accumulation=6, keep="inputs", head="last", scan=False),
 ]
+REST_WHOLE = [
+    *(Row(WHOLE, zero=stage, data=2, tensor=2) for stage in range(4)),
+    Row(WHOLE, zero=1, replica=2, data=2, accumulation=3, recompute="full", scan=False),
+    Row(GPT2_WHOLE, zero=3, data=4, accumulation=4, recompute="selective"),
+    Row(WHOLE_DEEP, pipeline=8, schedule="gpipe", accumulation=3, keep="inputs"),
+    Row(WHOLE_DEEP, zero=3, pipeline=4, data=2, layers=(1, 3, 2, 2), head="last", **PALLAS, recompute="selective"),
+]
 REST = [
+    *REST_WHOLE,
     *(Row(LLAMA, zero=stage, data=2) for stage in range(4)),
     *(Row(LLAMA, zero=stage, data=2, tensor=2, accumulation=4) for stage in range(4)),
     Row(LLAMA, accumulation=4),
@@ -305,7 +324,7 @@ def batches(text: str) -> list[dict[str, np.ndarray]]:
 def _sequences(text: str, random: np.random.Generator) -> dict[str, np.ndarray]:
     tokens = random.integers(VOCAB, size=(GLOBAL, SEQUENCE + 1), dtype=np.int32)
     place = np.arange(SEQUENCE, dtype=np.int32)
-    if text == "packed":
+    if text in ("packed", "whole"):
         starts = random.random((GLOBAL, SEQUENCE)) < 0.2
         starts[:, 0] = True
         segments = np.cumsum(starts, axis=1, dtype=np.int32)

@@ -63,6 +63,31 @@ REFUSED = {
         {"train.steps": 12, "train.profile": {}},
         "train.profile.start=10 + train.profile.steps=3 is more than train.steps=12; use a start of at most 9",
     ),
+    "documents apart by cuDNN": (
+        {"attention.implementation": "cudnn", "precision.compute": "bfloat16"},
+        "attention.implementation=cudnn keeps packed documents apart (attention.over=document) only by a mask of "
+        "sequence² in memory; use attention.over=sequence, or attention.implementation=pallas or reference",
+    ),
+    "float32 by cuDNN": (
+        {"attention.implementation": "cudnn", "attention.over": "sequence", "precision.compute": "float32"},
+        "attention.implementation=cudnn does not compute in float32 (precision.compute); use "
+        "precision.compute=bfloat16 or float16, or attention.implementation=pallas or reference",
+    ),
+    "cuDNN on devices that are CPU": (
+        {
+            "attention.implementation": "cudnn",
+            "attention.over": "sequence",
+            "precision.compute": "bfloat16",
+            "mesh.virtual_devices": 1,
+        },
+        "attention.implementation=cudnn runs on NVIDIA GPUs alone, and here is none; use "
+        "attention.implementation=pallas or reference",
+    ),
+    "a head dim that no kernel takes": (
+        {"attention.implementation": "pallas", "model.head_dim": 258},
+        "attention.implementation=pallas takes head dims up to 256, and the model's is 258; use "
+        "attention.implementation=reference",
+    ),
     "an axis that is not there yet": ({"mesh.expert": 2}, "mesh.expert is not supported yet; leave it out"),
     "two axes that take the rest": (
         {"mesh.data": -1, "mesh.tensor": -1},

@@ -27,7 +27,7 @@ FACTORS: dict[str, set[object]] = {
     "scan": {True, False},
     "positions": {"rope", "learned", "alibi"},
     "tied": {True, False},
-    "text": {"packed", "ragged", "idle"},
+    "text": {"packed", "whole", "ragged", "idle"},
     "optimizer": {"sgd", "adamw", "adamw-1e-8"},
     "dropout": {True, False},
     "pipeline": {1, 2, 3, 4, 8},

@@ -113,10 +113,21 @@ def test_what_cannot_be_counted_is_refused() -> None:
         flops(traced(convolve, (4, 4)), {})
 
 
-@pytest.mark.parametrize(("recompute", "forward"), [("none", 1), ("selective", 1), ("full", 2)])
-def test_what_a_kernel_left_is_kept_unless_all_is_made_again(recompute: str, forward: int) -> None:
+PALLAS = ["attention.implementation=pallas"], "flash_forward", ("flash_d_queries", "flash_d_keys")
+CUDNN = (
+    ["attention={implementation: cudnn, over: sequence}", "precision.compute=bfloat16"],
+    "cudnn_forward",
+    ("cudnn_backward",),
+)
+
+
+@pytest.mark.parametrize(("overrides", "forward", "backward"), [PALLAS, CUDNN], ids=["pallas", "cudnn"])
+@pytest.mark.parametrize(("recompute", "times"), [("none", 1), ("selective", 1), ("full", 2)])
+def test_what_a_kernel_left_is_kept_unless_all_is_made_again(
+    recompute: str, times: int, overrides: list[str], forward: str, backward: tuple[str, ...]
+) -> None:
     """Of each layer and micro-batch."""
-    overrides = ["mesh.tensor=2", "attention.implementation=pallas", f"recompute={recompute}"]
-    found = kernels(trace_step(config(*overrides)).program, NO_SHARES)
+    traced = trace_step(config("mesh.tensor=2", "zero.stage=3", f"recompute={recompute}", *overrides))
+    found = kernels(traced.program, NO_SHARES)
     runs = config().model.layers * SEQUENCES // 2
-    assert found == {"flash_forward": forward * runs, "flash_d_queries": runs, "flash_d_keys": runs}
+    assert found == {forward: times * runs} | dict.fromkeys(backward, runs)

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from rich.table import Table
 
-from pallas_kernels.attention import IMPLEMENTATIONS, Attend
+from pallas_kernels.attention import IMPLEMENTATIONS, Attend, Wanted, able
 from trainer.bench.shapes import CONVENTION, Shape, Work
 from trainer.planner.gpu import Gpu
 from trainer.tables import make_table
@@ -51,13 +51,12 @@ def attention_speeds(
     """
     kind = None if device.platform == "cpu" else device.device_kind
     for shape in shapes:
-        for name, implementation in IMPLEMENTATIONS.items():
-            if implementation.cannot(shape.head_dim):
-                continue
+        wanted = Wanted(shape.head_dim, shape.dtype, kind)
+        for name in able(wanted):
             say(f"{name}, head dim {shape.head_dim}, {shape.sequence:,} tokens")
             try:
                 with jax.default_device(device):
-                    speed = Speed(name, shape, *_measured(implementation.make(kind), shape, least))
+                    speed = Speed(name, shape, *_measured(IMPLEMENTATIONS[name].make(wanted), shape, least))
             except Exception as error:  # whatever a compiler or a driver raises: the others are measured all the same
                 speed = Speed(name, shape, problem=problem_of(error))
             yield speed

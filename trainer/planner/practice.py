@@ -157,5 +157,13 @@ MESHWRIGHT_PALLAS = replace(
 )
 """With `attention.implementation: pallas`: the output and its log-sum-exp are kept, and no score."""
 
-OURS = {"auto": MESHWRIGHT, "reference": MESHWRIGHT, "pallas": MESHWRIGHT_PALLAS}
+MESHWRIGHT_CUDNN = replace(MESHWRIGHT_PALLAS, flash_backward=5)
+"""With `attention.implementation: cudnn`, which keeps the same and makes scores once."""
+
+OURS = {
+    "auto": MESHWRIGHT,
+    "reference": MESHWRIGHT,
+    "pallas": MESHWRIGHT_PALLAS,
+    "cudnn": MESHWRIGHT_CUDNN,
+}
 """By `attention.implementation`."""

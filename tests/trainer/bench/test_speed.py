@@ -21,7 +21,7 @@ def fails(message: str) -> Implementation:
     def attend(*_: Any, **__: Any) -> jax.Array:
         raise jax.errors.JaxRuntimeError(message)
 
-    return Implementation("fails", lambda _: None, lambda _: attend)
+    return Implementation("fails", lambda _: attend)
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: Any) -> str:
@@ -33,7 +33,7 @@ def test_every_implementation_is_timed_whatever_becomes_of_another(monkeypatch: 
     monkeypatch.setattr(speed, "ROUNDS", 1)
     monkeypatch.setitem(IMPLEMENTATIONS, "bad", fails("INTERNAL: ptxas died\nand more"))  # type: ignore[misc]
     monkeypatch.setitem(IMPLEMENTATIONS, "large", fails("RESOURCE_EXHAUSTED: 8 GiB"))  # type: ignore[misc]
-    refused = IMPLEMENTATIONS["pallas"]._replace(cannot=lambda head_dim: "no" if head_dim == 16 else None)
+    refused = IMPLEMENTATIONS["pallas"]._replace(head_dims=range(1, 16))
     monkeypatch.setitem(IMPLEMENTATIONS, "refused", refused)  # type: ignore[misc]
     told: list[str] = []
     found = {one.implementation: one for one in attention_speeds(jax.devices()[0], [TINY], 0, told.append)}
