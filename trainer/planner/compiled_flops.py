@@ -16,6 +16,8 @@ from trainer.planner.hlo import Computation, HloError, Instruction, Module
 
 KERNEL = '"__gpu$xla.gpu.triton"'
 """What calls a Pallas kernel."""
+ALLOCATE = '"AllocateBuffer"'
+"""What makes room in host memory."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,8 @@ def matmuls(module: Module, shares: Mapping[str, Fraction]) -> Iterator[Matmul]:
     """
     for one in executed(module, shares):
         instruction = one.instruction
-        if instruction.opcode in ("convolution", "custom-call") and not kernel_name(instruction):
+        allocates = instruction.attributes.get("custom_call_target") == ALLOCATE
+        if instruction.opcode in ("convolution", "custom-call") and not (allocates or kernel_name(instruction)):
             raise HloError(f"no rule for the FLOPs of {instruction.name}, a {instruction.opcode}")
         if instruction.opcode != "dot":
             continue

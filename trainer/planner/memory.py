@@ -101,7 +101,7 @@ class _Parts:
         kept = bytes_kept(a, self.block, a.practice.kept[a.recompute]) - bytes_on_host(a, self.block)
         alive = a.flow.alive[self.index]
         at_work = bytes_kept(a, self.block, a.practice.kept["none"])
-        at_work += scores(a, self.block) * a.practice.scores_at_work
+        at_work += scores(a, self.block) * a.practice.scores_at_work + bytes_on_host(a, self.block)  # on their way
         layers = self.stage.layers / a.chunks
         if a.keeps_inputs:
             return alive * self.message + layers * kept + at_work
