@@ -43,6 +43,7 @@ class Part:
 PARTS = {
     "machine": Part("The machine", "gpu_machine", 30),
     "correctness": Part("Flash attention against float64", "gpu_correctness", 150),
+    "cudnn": Part("cuDNN's attention against float64", "gpu_cudnn", 60),
     "speed": Part("Attention's speed", "gpu_speed", 120),
     "training": Part("A train step of 1B", "gpu_training", 200),
     "copies": Part("Copies between host and GPU", "gpu_copies", 60),

@@ -10,10 +10,11 @@ from typing import Any
 import jax
 import pytest
 
-from benchmarks import gpu_check, gpu_copies, gpu_correctness, gpu_speed, gpu_training
+from benchmarks import gpu_check, gpu_copies, gpu_correctness, gpu_cudnn, gpu_speed, gpu_training
 from benchmarks.gpu_check import NO_GPU, NOTICE, PARTS
 from benchmarks.gpu_training import Trained
-from pallas_kernels.attention import IMPLEMENTATIONS
+from pallas_kernels import reference
+from pallas_kernels.attention import IMPLEMENTATIONS, Choice
 from pallas_kernels.flash import flash_attention
 from trainer.bench import speed
 from trainer.bench.speed import OUT_OF_MEMORY, Speed
@@ -126,6 +127,20 @@ def test_a_case_that_does_not_compile_is_told_and_others_are_tried(
     (wrong,) = gpu_correctness.check(jax.devices()[0], dry=True)
     assert wrong.endswith("RuntimeError: ptxas died")
     assert "2 of 2" in capsys.readouterr().out
+
+
+def test_a_cudnn_that_is_off_is_noticed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """In its place stands an attention that ends too far away, or does not run at all."""
+
+    def far(*arrays: jax.Array, **options: Any) -> jax.Array:
+        return reference.attention(*arrays, **options) * 1.03
+
+    def fails(*_: Any, **__: Any) -> jax.Array:
+        raise RuntimeError("cuDNN is not detected.")
+
+    for attend, said in ((far, "out is "), (fails, "RuntimeError: cuDNN is not detected.")):
+        monkeypatch.setattr(gpu_cudnn, "choose", lambda *_, attend=attend: Choice("cudnn", "", attend))
+        assert any(said in line for line in gpu_cudnn.check(jax.devices()[0], dry=True))
 
 
 def test_memory_may_not_be_enough_for_the_reference_alone(monkeypatch: pytest.MonkeyPatch) -> None:
