@@ -110,6 +110,18 @@ def test_selective_recompute_saves_the_named_activations() -> None:
     assert described.memory.activations == 3 * sum(activation.bytes for activation in described.activations)
 
 
+def test_cudnn_is_described_where_it_is_not_installed() -> None:
+    """It leaves what kernels of our own leave."""
+    ours, cudnn = (
+        describe(small("recompute=selective", f"attention={{implementation: {name}, over: sequence}}"))
+        for name in ("pallas", "cudnn")
+    )
+    assert cudnn.attention.startswith("cudnn: NVIDIA's flash attention")
+    assert "over whole sequences" in cudnn.attention
+    assert cudnn.activations == ours.activations
+    assert LOG_SUM_EXP in {activation.name for activation in cudnn.activations}
+
+
 def test_the_more_is_recomputed_the_less_is_saved() -> None:
     full, selective, none = (describe(small(f"recompute={policy}")) for policy in ("full", "selective", "none"))
     assert [activation.name for activation in full.activations] == ["input"]

@@ -14,7 +14,7 @@ import pytest
 from benchmarks.equality import Arrays, compiled, on_devices, reference
 from sharding.mesh import make_mesh
 from tests.sharding.regions import equations
-from tests.trainer.layouts import LLAMA, TWO_CHUNKS, VOCAB, Row, Task, batches
+from tests.trainer.layouts import LLAMA, TWO_CHUNKS, VOCAB, WHOLE, WHOLE_DEEP, Row, Task, batches
 from trainer import logical, loss_scale
 from trainer.config import Config
 from trainer.program import Program
@@ -235,3 +235,18 @@ def test_evaluation_drops_nothing() -> None:
     parameters, batch = run.start().parameters, on_devices(run.program, TEXT[0])
     other = batch._replace(samples=batch.samples + 1000)
     assert run.program.evaluate(parameters, batch) == run.program.evaluate(parameters, other)
+
+
+@pytest.mark.parametrize(
+    "row", [Row(WHOLE, zero=3, data=2, tensor=2), Row(WHOLE_DEEP, pipeline=2, tensor=2, accumulation=4)], ids=str
+)
+def test_evaluation_over_whole_sequences_sees_no_borders(row: Row) -> None:
+    run = Run(row)
+    one = {"segments": np.ones_like(TEXT[0]["segments"]), "positions": np.zeros_like(TEXT[0]["positions"])}
+    packed, joined = (on_devices(run.program, TEXT[0] | more) for more in ({}, one))
+    parameters = run.start().parameters
+    loss, tokens = run.program.evaluate(parameters, packed)
+    assert (loss, tokens) == run.program.evaluate(parameters, joined)
+    apart, counted = Run(row, {"attention.over": "document"}).program.evaluate(parameters, packed)
+    assert counted == tokens
+    assert apart != loss
