@@ -6,8 +6,8 @@ AdamW, clipped and with weight decay, on float32 masters, moments and gradients;
 in the same pass, for the devices. PYTHON is an interpreter with torch and deepspeed, whose update is then compiled and
 takes turns with ours, but does not clip, and copies its masters to the weights in a pass of its own.
 Of memory's: the bytes that an update must read and write in a second, over those of `a += 3 b` by as many threads on
-80 MB each; more than 100 % is the cache's. Medians over the rounds, in which everything takes its turn; `best` is of the
-fastest round on either side, which matters where a machine has other work.
+80 MB each; more than 100 % is the cache's. Medians over the rounds, in which everything takes its turn; `best` is of
+the fastest round on either side, which matters where a machine has other work.
 """
 
 from __future__ import annotations
@@ -87,18 +87,27 @@ class DeepSpeed:
         return line
 
 
+def aligned(size: int, dtype: np.dtype) -> np.ndarray:
+    """Zeros that start a cache line, as torch's and XLA's do, and a trainer's buffers."""
+    memory = np.empty(size * dtype.itemsize + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    array = memory[start : start + size * dtype.itemsize].view(dtype)
+    array[:] = 0
+    return array
+
+
 class Arrays:
     """Master, moments and gradient of `size` parameters, float32."""
 
     def __init__(self, size: int) -> None:
-        values = np.random.default_rng(0).standard_normal(size, np.float32)
-        self.master, self.gradient = values, values[::-1].copy()
-        self.moments = [np.zeros(size, np.float32) for _ in range(2)]
+        self.master, self.gradient, *self.moments = (aligned(size, np.dtype(np.float32)) for _ in range(4))
+        np.random.default_rng(0).standard_normal(out=self.master, dtype=np.float32)
+        self.gradient[:] = self.master[::-1]
 
 
 def ours(size: int, dtype: np.dtype | None, threads: int) -> Seconds:
     arrays, update = Arrays(size), HostUpdate(CONFIG, threads)
-    weights = None if dtype is None else np.zeros(size, dtype)
+    weights = None if dtype is None else aligned(size, dtype)
 
     def step() -> None:
         update(arrays.master, arrays.moments, arrays.gradient, weights, decays=True, count=9, rate=RATE, factor=FACTOR)
@@ -157,7 +166,7 @@ def scaled_add(threads: int) -> Seconds:
 def first_call() -> float:
     """Seconds of the first update of a process, compiled unless numba's cache has it."""
     arrays, update = Arrays(16), HostUpdate(CONFIG, 1)
-    weights = np.zeros(16, DTYPES["bfloat16"])
+    weights = np.zeros(16, ml_dtypes.bfloat16)
     start = time.perf_counter()
     update(arrays.master, arrays.moments, arrays.gradient, weights, decays=True, count=0, rate=RATE, factor=FACTOR)
     return time.perf_counter() - start

@@ -22,11 +22,8 @@ from trainer.settings import OptimizerConfig
 _LINE = 16
 """Elements of a cache line of 64 bytes, which no two threads write to."""
 
-_PARTS = 4
-"""Parts for each thread: one that the machine holds up leaves some of its own to the others."""
-
-_PART = 2**17
-"""Elements below which a part is not worth handing out: they take some 100 microseconds."""
+_PART = 2**20
+"""Elements that a thread takes at a time, at most: one that the machine holds up leaves the rest to the others."""
 
 _AS_COMPILED = {"float32": np.float32, "bfloat16": np.uint16, "float16": np.int16}
 """The dtype of the new weights -> what the kernels take them for: numba has no bfloat16, and no float16 on a CPU."""
@@ -114,12 +111,15 @@ class HostUpdate:
         decay = np.float32(self.config.weight_decay if decays else 0)
         factor = None if factor is None else np.float32(factor)
 
-        def update(part: slice) -> None:
-            out = None if weights is None else weights[part]
-            parts = tuple(moment[part] for moment in moments)
-            kernel(master[part], parts, gradient[part], out, factor, decay, np.float32(rate), constants)
+        parts = iter(_parts(master.size, self.threads))
 
-        for _ in self._pool.map(update, _parts(master.size, min(_PARTS * self.threads, -(-master.size // _PART)))):
+        def work(_: int) -> None:
+            for part in parts:
+                out = None if weights is None else weights[part]
+                own = tuple(moment[part] for moment in moments)
+                kernel(master[part], own, gradient[part], out, factor, decay, np.float32(rate), constants)
+
+        for _ in self._pool.map(work, range(self.threads)):
             pass
 
     @cached_property
@@ -127,8 +127,9 @@ class HostUpdate:
         return ThreadPoolExecutor(self.threads, "host-update", initializer=_compiled().flush_subnormals)
 
 
-def _parts(size: int, num: int) -> list[slice]:
-    """0 to `size` in `num` parts of nearly the same size, cut between cache lines."""
+def _parts(size: int, threads: int) -> list[slice]:
+    """0 to `size` in parts of nearly the same size, cut between cache lines: as many for each thread."""
+    num = threads * max(1, -(-size // (threads * _PART)))
     lines = -(-size // _LINE)
     cuts = [min(lines * part // num * _LINE, size) for part in range(num + 1)]
     return [slice(low, high) for low, high in pairwise(cuts) if low < high]
