@@ -113,6 +113,10 @@ class Space:
     gpus: int
     fixed: frozenset[str] = frozenset()
 
+    def __post_init__(self) -> None:
+        if self._offloads:  # what is kept costs time on the link, too: no policy is the fastest for all models
+            object.__setattr__(self, "fixed", self.fixed | {"recompute.policy"})
+
     def placements(self) -> Iterator[Candidate]:
         """Every layout but for micro-batches and what is kept: all at once, and all of it."""
         for pipeline, replica, data, tensor in self._meshes():
@@ -196,7 +200,11 @@ class Space:
 
     def _pipelines(self, gpus: int) -> tuple[int, ...]:
         """Stages do not offload what they keep."""
-        return (1,) if self.config.offload.activations == "host" else divisors(gpus)
+        return (1,) if self._offloads else divisors(gpus)
+
+    @property
+    def _offloads(self) -> bool:
+        return self.config.offload.activations == "host"
 
     def _replicas(self, groups: int, data: int) -> tuple[int, ...]:
         """Replicas of single devices are the same as `data` with ZeRO 0."""

@@ -320,3 +320,12 @@ def test_what_is_too_large_is_told_what_would_help() -> None:
     gpus = int(message.partition("would fit: ")[2].partition(" GPUs")[0])
     assert gpus in (32, 64, 128, 256)
     assert next(Ranked(Space(config, gpus, frozenset({"zero.stage"})), Cluster(load("a100"), 8)))
+
+
+def test_with_activations_on_the_host_there_are_no_stages_and_the_policy_is_the_config_s() -> None:
+    config = Config.from_dict(TINY, ["offload.activations=host", "recompute=full"])
+    found = list(Ranked(Space(config, 4), Cluster(load("h100"), GPUS_PER_NODE)))
+    assert {choice.candidate.pipeline for choice in found} == {1}
+    assert {choice.candidate.recompute for choice in found} == {"full"}
+    for choice in found:
+        assert Config.from_dict(choice.candidate.on(config.to_dict())).offload.activations == "host"
