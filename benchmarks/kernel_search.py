@@ -2,9 +2,11 @@
 
     nice python -m benchmarks.kernel_search [GPU...]
 
-With every feature on at once, so that a tile serves whichever are: the first that fits, of a list from large to small.
-The list ends where 128 x 128 would begin: what of it fits at all has no register left for another version's compiler.
-Prints what was tried, and rows for tiles.py. Needs no GPU, so nothing is timed: see trainer.bench.probe.
+The first that fits, of a list from large to small, with every feature on at once and as packed documents alone: what
+takes fewer registers may be given fewer. The list ends where 128 x 128 would begin: what of it fits at all has no
+register left for another version's compiler. What is found depends on jax: tiles.py has what fits with each version
+that has golden numbers. Prints what was tried, and rows for tiles.py. Needs no GPU, so nothing is timed: see
+trainer.bench.probe.
 """
 
 from __future__ import annotations
@@ -14,12 +16,13 @@ from collections.abc import Sequence
 from itertools import product
 
 from pallas_kernels.flash.spec import Tile
-from trainer.bench.probe import KERNELS, Job, Report, probe
+from trainer.bench.probe import FEATURES, KERNELS, Job, Report, probe
 
 TARGETS = [(gpu, "bfloat16") for gpu in ("h100", "a100", "b200", "sm_86")] + [("sm_86", "float32")]
 """An H200 is compiled for as an H100 is; sm_86 stands for all with as little shared memory. float32 has one row for
 all, as no tensor core multiplies it."""
 HEAD_DIMS = (64, 128, 256)
+FEATURE_SETS = (" ".join(FEATURES), "causal segments")
 STAGES = 2
 CANDIDATES = {
     "forward": [(128, 64, 8), (64, 64, 8), (64, 64, 4), (64, 32, 4), (32, 32, 8), (32, 32, 4), (16, 32, 4)],
@@ -37,11 +40,17 @@ def search(gpu: str, head_dim: int, dtype: str, kernel: str) -> Tile | None:
         if queries * keys > LARGEST.get((dtype, head_dim), 1024):
             continue
         tile = Tile(queries, keys, warps, STAGES)
-        report = probe(Job(gpu, kernel, tile, head_dim, dtype))
-        print(f"# {gpu} {dtype} {head_dim} {kernel} {tuple(tile)}: {told(report)}", flush=True)
-        if not report.error and not report.spilled:
+        if all(fits(Job(gpu, kernel, tile, head_dim, dtype, features)) for features in FEATURE_SETS):
             return tile
     return None
+
+
+def fits(job: Job) -> bool:
+    """Whether all numbers are in registers; prints what was taken."""
+    report = probe(job)
+    what = f"{job.gpu} {job.dtype} {job.head_dim} {job.kernel} {tuple(job.tile)} {job.features}"
+    print(f"# {what}: {told(report)}", flush=True)
+    return not report.error and not report.spilled
 
 
 def told(report: Report) -> str:

@@ -6,6 +6,7 @@ reads nor writes there, and a plain index that does not fit is silently moved.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from functools import reduce
 from typing import Any, NamedTuple
@@ -18,7 +19,11 @@ from jax.experimental.pallas import triton as plt
 
 
 def compiler_params(num_warps: int, num_stages: int) -> Any:
-    """For `pallas_call`: without them, jax 0.10 takes another route."""
+    """For `pallas_call`: without them, jax 0.10 takes another route.
+
+    From 0.11 on, jax says wherever a kernel is lowered that this route will go. Who trains can do nothing about it.
+    """
+    warnings.filterwarnings("ignore", "The Pallas Triton backend is deprecated", DeprecationWarning)
     return plt.CompilerParams(num_warps=num_warps, num_stages=num_stages)
 
 

@@ -1,7 +1,8 @@
 """Tiles for each kind of GPU: the largest, of a short list, that keep all of a program's numbers in its registers.
 
-Found by compiling with every option on (benchmarks/kernel_search.py, jax 0.10), and so safe for any; nobody has timed
-them. An entry is queries x keys, warps, and stages of the loop's pipeline.
+Found by compiling (kernel_search in benchmarks); proved with every option on by jax 0.10 and 0.12 (kernel_compile), and
+as presets ask for them (kernel_presets). Nobody has timed them. An entry is queries x keys, warps, and stages of the
+loop's pipeline.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pallas_kernels.flash.spec import Tile, Tiles
 TILES: dict[str, dict[int, Tiles]] = {
     "A100": {
         64: Tiles(Tile(128, 64, 8, 2), Tile(128, 64, 8, 2), Tile(32, 64, 8, 2)),
-        128: Tiles(Tile(128, 64, 8, 2), Tile(64, 64, 8, 2), Tile(64, 64, 8, 2)),
+        128: Tiles(Tile(128, 64, 8, 2), Tile(64, 64, 8, 2), Tile(32, 64, 8, 2)),
         256: Tiles(Tile(64, 64, 8, 2), Tile(64, 64, 8, 2), Tile(64, 32, 8, 2)),
     },
     "H100": {
@@ -25,7 +26,7 @@ TILES: dict[str, dict[int, Tiles]] = {
     "B200": {
         64: Tiles(Tile(128, 64, 8, 2), Tile(128, 64, 8, 2), Tile(64, 64, 8, 2)),
         128: Tiles(Tile(128, 64, 8, 2), Tile(128, 64, 8, 2), Tile(32, 64, 8, 2)),
-        256: Tiles(Tile(64, 64, 8, 2), Tile(64, 64, 8, 2), Tile(64, 32, 8, 2)),
+        256: Tiles(Tile(64, 64, 8, 2), Tile(64, 32, 8, 2), Tile(64, 32, 8, 2)),
     },
 }
 """For bfloat16 and float16, by the largest head dim."""
@@ -37,7 +38,7 @@ OTHERS: dict[int, Tiles] = {
 }
 """On GPUs that TILES does not name: compiled for those with the least shared memory, 99 KiB."""
 FLOAT32: dict[int, Tiles] = {
-    64: Tiles(Tile(32, 32, 8, 2), Tile(32, 32, 8, 2), Tile(32, 16, 8, 2)),
+    64: Tiles(Tile(32, 32, 8, 2), Tile(32, 32, 8, 2), Tile(32, 16, 4, 2)),
     128: Tiles(Tile(32, 32, 8, 2), Tile(32, 32, 8, 2), Tile(32, 32, 8, 2)),
     256: Tiles(Tile(16, 32, 4, 2), Tile(16, 32, 4, 2), Tile(16, 16, 4, 2)),
 }

@@ -42,6 +42,10 @@ class Job:
     """Of FEATURES."""
     lengths: tuple[int, int] = (2000, 1999)
     """Of queries and keys: ragged, so that every write needs a guard, and loads take more registers."""
+    heads: int = HEADS
+    kv_heads: int = KV_HEADS
+    spills: bool = True
+    """False: XLA refuses a kernel that keeps registers in memory."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,7 @@ def probe(job: Job) -> Report:
     try:
         done = subprocess.run(
             command,
-            input=json.dumps(astuple(job)),
+            input=json.dumps([_target(job.gpu), *astuple(job)]),
             env=environment,
             cwd=Path(__file__).parents[2],
             capture_output=True,
@@ -92,8 +96,12 @@ def probe(job: Job) -> Report:
     return Report(**json.loads(done.stdout.splitlines()[-1]))
 
 
-def compile_job(job: Job) -> Report:
-    """Compiles in this process."""
+def compile_job(job: Job, target: str) -> Report:
+    """Compiles in this process.
+
+    Args:
+        target: what XLA needs to know of the GPU.
+    """
     import jax
     import numpy as np
     from jax.experimental import topologies
@@ -103,7 +111,7 @@ def compile_job(job: Job) -> Report:
     from pallas_kernels.flash.spec import Arrays
 
     topology = topologies.get_topology_desc(
-        platform="cuda", topology_name=job.gpu, target_config=_target(job.gpu), topology="1x1x1"
+        platform="cuda", topology_name=job.gpu, target_config=target, topology="1x1x1"
     )
     mesh = jax.sharding.Mesh(np.array(topology.devices), ("x",))
 
@@ -111,15 +119,15 @@ def compile_job(job: Job) -> Report:
         return jax.ShapeDtypeStruct(shape, dtype)
 
     num_queries, num_keys = job.lengths
-    queries = of_type(job.dtype, BATCH, num_queries, HEADS, job.head_dim)
-    keys = of_type(job.dtype, BATCH, num_keys, KV_HEADS, job.head_dim)
+    queries = of_type(job.dtype, BATCH, num_queries, job.heads, job.head_dim)
+    keys = of_type(job.dtype, BATCH, num_keys, job.kv_heads, job.head_dim)
     ids = of_type("int32", BATCH, num_queries), of_type("int32", BATCH, num_keys)
     arrays = Arrays(
         queries,
         keys,
         keys,
         ids if "segments" in job.features else None,
-        of_type("float32", HEADS) if "alibi" in job.features else None,
+        of_type("float32", job.heads) if "alibi" in job.features else None,
         of_type("int32"),
     )
     spec = Spec(
@@ -130,7 +138,7 @@ def compile_job(job: Job) -> Report:
         tiles=Tiles(job.tile, job.tile, job.tile),
         interpret=False,
     )
-    per_query = of_type("float32", BATCH, HEADS, num_queries)
+    per_query = of_type("float32", BATCH, job.heads, num_queries)
     wanted = {"d_queries": slice(0, 1), "d_keys": slice(1, 3)}  # the other kernel's results are not used: it is gone
 
     def run(arrays: Arrays, lse: Any, delta: Any, d_out: Any) -> Any:
@@ -142,14 +150,20 @@ def compile_job(job: Job) -> Report:
     with tempfile.TemporaryDirectory() as folder, jax.set_mesh(mesh), jax.default_device(mesh.devices.flat[0]):
         lowered = jax.jit(run).lower(arrays, per_query, per_query, queries)
         try:
-            lowered.compile(compiler_options={"xla_dump_to": folder, "xla_dump_emitter_re": "ptx"})
+            lowered.compile(
+                compiler_options={
+                    "xla_dump_to": folder,
+                    "xla_dump_emitter_re": "ptx",
+                    "xla_gpu_fail_ptx_compilation_on_register_spilling": not job.spills,
+                }
+            )
         except jax.errors.JaxRuntimeError as error:
             return Report(error=str(error).splitlines()[0])
         return _read(Path(folder), f"flash_{job.kernel}", time.perf_counter() - start)
 
 
 def _target(gpu: str) -> str:
-    from trainer.planner.gpu import load
+    from trainer.planner.gpu import load  # not by the process that compiles: it takes a second
 
     if gpu not in SMALLER:
         return load(gpu).xla_target
@@ -196,6 +210,6 @@ def assembler() -> Path:
 
 
 if __name__ == "__main__":
-    values = json.load(sys.stdin)
+    target, *values = json.load(sys.stdin)
     values[2], values[6] = Tile(*values[2]), tuple(values[6])
-    print(json.dumps(asdict(compile_job(Job(*values)))))
+    print(json.dumps(asdict(compile_job(Job(*values), target))))
