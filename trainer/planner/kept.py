@@ -5,6 +5,8 @@ Closed forms; the multiples are a trainer's (`practice`), the widths a model's (
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from trainer.planner.arrangement import Arrangement
 from trainer.planner.practice import Kept
 from trainer.planner.sizes import Block
@@ -20,6 +22,14 @@ def bytes_kept(a: Arrangement, block: Block, kept: Kept) -> float:
         + kept.ffn * block.ffn
     )
     return a.tokens * per_token * a.itemsize + scores(a, block) * kept.score_bytes
+
+
+def bytes_on_device(a: Arrangement, block: Block) -> float:
+    """Of what one block keeps for one micro-batch, those that wait on the device."""
+    kept = a.practice.kept[a.recompute]
+    if a.offload and a.tensor == 1:  # elementwise work is done again, norms before matmuls too: none is gathered
+        kept = replace(kept, whole=0)
+    return bytes_kept(a, block, kept) - bytes_on_host(a, block)
 
 
 def bytes_on_host(a: Arrangement, block: Block) -> float:

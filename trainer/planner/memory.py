@@ -10,7 +10,7 @@ from dataclasses import astuple, dataclass, fields
 
 from trainer.planner.arrangement import Arrangement
 from trainer.planner.gpu import Gpu
-from trainer.planner.kept import bytes_kept, bytes_on_host, scores
+from trainer.planner.kept import bytes_kept, bytes_on_device, bytes_on_host, scores
 from trainer.planner.sizes import Block, Stage, block, stages, vocab
 
 
@@ -98,7 +98,7 @@ class _Parts:
 
     def activations(self) -> float:
         a = self.a
-        kept = bytes_kept(a, self.block, a.practice.kept[a.recompute]) - bytes_on_host(a, self.block)
+        kept = bytes_on_device(a, self.block)
         alive = a.flow.alive[self.index]
         at_work = bytes_kept(a, self.block, a.practice.kept["none"])
         at_work += scores(a, self.block) * a.practice.scores_at_work + bytes_on_host(a, self.block)  # on their way
