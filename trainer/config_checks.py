@@ -133,6 +133,11 @@ def _activations(config: Config, pipeline: int) -> Iterator[str]:
             f"offload.activations=host does not work with mesh.pipeline={pipeline}: stages keep micro-batches in a "
             "ring on the device; use mesh.pipeline=1, or offload.activations=none with pipeline.keep=inputs"
         )
+    if config.offload.activations == "host" and not config.model.scan_layers:
+        yield (
+            "offload.activations=host relieves no device with model.scan_layers=false: XLA has what unrolled layers "
+            "need back early; use model.scan_layers=true"
+        )
 
 
 def _schedule_name(name: str) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import numpy as np
@@ -17,7 +18,7 @@ from trainer.program import Program
 
 ROWS = [
     Row(LLAMA, zero=0, recompute="selective"),
-    Row(LLAMA, zero=1, data=2, recompute="full", scan=False),
+    Row(LLAMA, zero=1, data=2, recompute="full"),
     Row(LLAMA, zero=2, data=2, recompute="none"),
     Row(LLAMA, zero=3, data=2, tensor=2, accumulation=2, recompute="selective"),
 ]
@@ -43,7 +44,13 @@ def test_losses_and_gradients_are_those_without_to_the_bit(row: Row) -> None:
         np.testing.assert_array_equal(weights, on_host[0][name], err_msg=name)
 
 
-def test_stages_of_a_pipeline_are_refused() -> None:
-    pipelined = dataclasses.replace(ROWS[0], pipeline=2)
-    with pytest.raises(ConfigError, match=r"offload.activations=host does not work with mesh.pipeline=2"):
-        offloaded(pipelined.config)
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"pipeline": 2}, "does not work with mesh.pipeline=2: .* use mesh.pipeline=1"),
+        ({"scan": False}, "relieves no device with model.scan_layers=false: .* use model.scan_layers=true"),
+    ],
+)
+def test_what_would_not_relieve_a_device_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"offload.activations=host {message}"):
+        offloaded(dataclasses.replace(ROWS[0], **changes).config)
