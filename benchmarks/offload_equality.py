@@ -244,10 +244,10 @@ def _header() -> Iterator[str]:
     yield f"commit:   {environment['git_commit']}"
     yield f"machine:  {platform.system()} {platform.machine()}, {os.cpu_count()} cores, {DEVICES} virtual CPU devices"
     yield f"versions: python {environment['python']}, {packages}"
-    yield f"measured: {STEPS} steps with offload against {STEPS} without; all logical arrays at the end, and the loss and"
-    yield "          gradient norm of every step, bit by bit; apart: the L2 norm of the difference of all weights over"
-    yield f"          that of the weights. A -> B -> C: stopped, saved and resumed after steps {STOPS}. off, on: seconds,"
-    yield "          most of them XLA's for compiling."
+    yield f"measured: {STEPS} steps with offload against {STEPS} without; all logical arrays at the end, and the loss"
+    yield "          and gradient norm of every step, bit by bit; apart: the L2 norm of the difference of all weights"
+    yield "          over that of the weights. A -> B -> C: stopped, saved and resumed after steps"
+    yield f"          {STOPS[0]} and {STOPS[1]}. off, on: seconds, most of them XLA's for compiling."
     yield ""
 
 
