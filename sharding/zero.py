@@ -71,6 +71,15 @@ class Zero:
             return leaf
         return _fetch(leaf, besides, layout, self)
 
+    def whole(self, shard: jax.Array, layout: Layout) -> jax.Array:
+        """The weight as a layer uses it, of its shard at rest; gathered here and now."""
+        return checkpoint_name(_gather(shard.astype(self.compute), layout), FETCHED)
+
+    def landed(self, gradient: jax.Array, layout: Layout) -> jax.Array:
+        """The gradient of what `whole` gave -> this device's shard of its sum over the ZeRO group, float32."""
+        gradient = gradient.astype(self.reduce)
+        return (gradient if layout.zero_dim is None else _scatter(gradient, layout)).astype(jnp.float32)
+
     def after(self, gradient: jax.Array, layout: Layout) -> jax.Array:
         """The gradient accumulated on this device, float32 -> the global gradient, as the master weight is sharded."""
         replicated = [axis for axis in AXES if axis not in layout.sharded_axes]
@@ -101,9 +110,7 @@ def _scatter(gradient: jax.Array, layout: Layout) -> jax.Array:
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def _fetch(place: jax.Array, besides: jax.Array | None, layout: Layout, zero: Zero) -> jax.Array:
     weight = place if besides is None else besides
-    if zero.stage == 3:
-        weight = _gather(weight.astype(zero.compute), layout)
-    return checkpoint_name(weight, FETCHED)
+    return zero.whole(weight, layout) if zero.stage == 3 else checkpoint_name(weight, FETCHED)
 
 
 def _fetch_forward(place: jax.Array, besides: jax.Array | None, layout: Layout, zero: Zero) -> tuple[jax.Array, None]:
@@ -111,7 +118,7 @@ def _fetch_forward(place: jax.Array, besides: jax.Array | None, layout: Layout, 
 
 
 def _fetch_backward(layout: Layout, zero: Zero, _: None, gradient: jax.Array) -> tuple[jax.Array, None]:
-    return _scatter(gradient.astype(zero.reduce), layout).astype(jnp.float32), None
+    return zero.landed(gradient, layout), None
 
 
 _fetch.defvjp(_fetch_forward, _fetch_backward)

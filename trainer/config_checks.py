@@ -14,6 +14,7 @@ from pallas_kernels.attention import objections
 from sharding.mesh import BATCH_AXES
 from trainer.attention import wanted
 from trainer.config_yaml import KeyPath
+from trainer.offload.choice import num_elements, offloaded
 from trainer.pipeline import find_schedule, is_table, make_schedule, make_stages
 
 if TYPE_CHECKING:
@@ -47,6 +48,11 @@ NO_EFFECT = (
     NoEffect("optimizer.min_ratio", "optimizer.schedule", ("constant",), "it never decays"),
     NoEffect("zero.persist_below", "zero.stage", (0,), "everything stays whole"),
     NoEffect("pipeline", "mesh.pipeline", (1,), "there are no stages", may_wait=True),
+    NoEffect("offload.optimizer_fraction", "offload.optimizer", ("none",), "nothing of it is offloaded"),
+    NoEffect("offload.bucket", "offload.optimizer", ("none",), "nothing is sent in buckets"),
+    NoEffect("offload.path", "offload.optimizer", ("none", "host"), "only nvme has files", may_wait=True),
+    NoEffect("offload.buffers", "offload.optimizer", ("none", "host"), "only nvme has files", may_wait=True),
+    NoEffect("offload.direct_io", "offload.optimizer", ("none", "host"), "only nvme has files", may_wait=True),
     NoEffect("data.text_key", "data.path", ("stdlib",), "there are no records"),
 )
 
@@ -79,6 +85,8 @@ def contradictions(config: Config) -> Iterator[str]:
         yield from _tensor(config, mesh.tensor)
     yield from _schedule(config)
     yield from _loop(config)
+    yield from _offloaded_optimizer(config)
+    yield from _offloaded_parameters(config)
 
 
 def _batch(config: Config, mesh: dict[str, int]) -> Iterator[str]:
@@ -188,6 +196,36 @@ def _loop(config: Config) -> Iterator[str]:
             f"train.profile.start={profile.start} + train.profile.steps={profile.steps} is more than "
             f"train.steps={train.steps}; use a start of at most {max(train.steps - profile.steps, 0)}"
         )
+
+
+def _offloaded_optimizer(config: Config) -> Iterator[str]:
+    offload = config.offload
+    if offload.optimizer == "nvme" and offload.path is None:
+        yield "offload.optimizer=nvme needs a folder on a local disk; give it as offload.path"
+    if offload.optimizer != "none":
+        sizes = num_elements(config.model)
+        smallest = min(sizes.values()) / sum(sizes.values())
+        if not offloaded(config):
+            yield (
+                f"offload.optimizer_fraction={offload.optimizer_fraction:g} is less than the smallest parameter, and "
+                f"they are offloaded whole; use at least {smallest:.2g}"
+            )
+
+
+def _offloaded_parameters(config: Config) -> Iterator[str]:
+    offload, needs = config.offload, "offload.parameters=host needs"
+    if offload.parameters == "none":
+        return
+    if offload.optimizer == "none" or offload.optimizer_fraction < 1:
+        yield f"{needs} all of the optimizer on the host too; set offload.optimizer to host or nvme, with no fraction"
+    if config.zero.stage != 3:
+        yield f"{needs} zero.stage=3, which fetches a layer's weights where it uses them; it is {config.zero.stage}"
+    if config.mesh.pipeline > 1:
+        yield f"{needs} mesh.pipeline=1: stages keep their layers; it is {config.mesh.pipeline}"
+    if not config.model.scan_layers:
+        yield f"{needs} model.scan_layers=true, so that only the layer at work is on the device"
+    if config.precision.compute == "float16":
+        yield f"{needs} precision.compute=bfloat16 or float32: the scale of float16 is not taken from its gradients"
 
 
 def _divisors(number: int) -> list[int]:

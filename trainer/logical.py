@@ -8,7 +8,7 @@ Knows nothing of files.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -41,7 +41,10 @@ def to_logical(program: Program, state: TrainState, names: Collection[str] | Non
 
 
 def from_logical(program: Program, arrays: Mapping[str, jax.Array]) -> TrainState:
-    """The state made of logical arrays. Where nothing is padded it is the same memory: do not use `arrays` again."""
+    """The state made of logical arrays, None for those that are not given.
+
+    Where nothing is padded it is the same memory: do not use `arrays` again.
+    """
     return _view(program).from_logical(arrays)
 
 
@@ -108,9 +111,12 @@ def _view(program: Program) -> _View:
     def unpad_all(names: frozenset[str]) -> Callable[[Arrays], Arrays]:
         return jax.jit(unpad, out_shardings=_shardings({name: abstract[name] for name in names}))
 
-    @partial(jax.jit, out_shardings=_shardings({name: stored[name] for name in padded}))
     def pad(arrays: Arrays) -> Arrays:
         return {name: uncut(name, layouts[name].store(array)) for name, array in arrays.items()}
+
+    @cache
+    def pad_all(names: frozenset[str]) -> Callable[[Arrays], Arrays]:
+        return jax.jit(pad, out_shardings=_shardings({name: stored[name] for name in names}))
 
     def to_logical(state: TrainState, names: Collection[str] | None) -> Arrays:
         arrays = dict(zip(layouts, jax.tree.leaves(state), strict=True))
@@ -118,8 +124,10 @@ def _view(program: Program) -> _View:
         return unpad_all(frozenset(wanted))(wanted)
 
     def from_logical(arrays: Mapping[str, jax.Array]) -> TrainState:
-        arrays = {**arrays, **pad({name: arrays[name] for name in padded})}
-        return jax.tree.unflatten(form, [jax.device_put(arrays[name], x.sharding) for name, x in stored.items()])
+        to_pad = {name: arrays[name] for name in padded if name in arrays}
+        arrays = {**arrays, **pad_all(frozenset(to_pad))(to_pad)}
+        leaves = [jax.device_put(arrays[name], x.sharding) if name in arrays else None for name, x in stored.items()]
+        return jax.tree.unflatten(form, leaves)
 
     return _View(layouts, abstract, to_logical, from_logical)
 

@@ -27,13 +27,14 @@ def make_optimizer(config: OptimizerConfig, decays: Mapping[str, bool]) -> optax
     return optax.chain(RULES[config.name](config), optax.add_decayed_weights(config.weight_decay, mask=dict(decays)))
 
 
-def global_norm(gradients: Mapping[str, jax.Array], sharded_axes: Mapping[str, tuple[str, ...]]) -> jax.Array:
+def global_norm(squares: Mapping[str, jax.Array], sharded_axes: Mapping[str, tuple[str, ...]]) -> jax.Array:
     """The L2 norm over all logical elements of all gradients, each counted once, float32 and equal on every device.
 
-    `sharded_axes` names the axes each gradient is cut over; over all others it must be replicated. Padding is zero.
+    `squares` is the sum of each gradient's squares on this device, `sharded_axes` names the axes the gradient is cut
+    over; over all others it must be replicated. Padding is zero.
     """
     groups: dict[tuple[str, ...], jax.Array] = {}
-    for name, gradient in gradients.items():
+    for name, square in squares.items():
         axes = tuple(sorted(sharded_axes[name]))
-        groups[axes] = groups.get(axes, 0.0) + (gradient * gradient).sum()
+        groups[axes] = groups.get(axes, 0.0) + square
     return sum(collectives.all_sum(square, axes) for axes, square in groups.items()) ** 0.5

@@ -21,13 +21,14 @@ from sharding import collectives, randomness
 from sharding.layout import RULES, Layout, plan
 from sharding.mesh import BATCH_AXES, ZERO_AXES, num_groups
 from sharding.pipeline.executor import Pipeline
+from sharding.streamed import HOST
 from sharding.zero import FETCHED, Zero
 from trainer import loss_scale
 from trainer.attention import chosen
 from trainer.config import Config
 from trainer.generate import generator
 from trainer.gpu_settings import GpuSettings, gpu_settings
-from trainer.offload.choice import offloaded
+from trainer.offload.choice import offloaded, streamed
 from trainer.optimizer import make_optimizer
 from trainer.pipeline import make_pipeline, make_stages, vocab_axes
 from trainer.schedules import learning_rate
@@ -73,6 +74,7 @@ class Program:
         self.stages = make_stages(config, dict(mesh.shape))
         self.zero = Zero(config.zero.stage, jnp.dtype(config.precision.compute), jnp.dtype(config.precision.reduce))
         self.offloaded = offloaded(config)
+        self.streamed = streamed(config)
         decays = {
             name: declaration.decays
             for name, declaration in self.model.declarations.items()
@@ -120,6 +122,12 @@ class Program:
         return jax.jit(self.manual(self._init_local, (), self.state_specs))
 
     @cached_property
+    def init_here(self) -> Callable[[], TrainState]:
+        """`init`, but for the parameters that are offloaded."""
+        parameters = {n: spec for n, spec in self.state_specs.parameters.items() if n not in self.offloaded}
+        return jax.jit(self.manual(self._init_here, (), self.state_specs._replace(parameters=parameters)))
+
+    @cached_property
     def step(self) -> jax.stages.Wrapped:
         """The train step, (TrainState, Batch) -> (TrainState, Metrics), jitted; the state passed in is donated.
 
@@ -162,7 +170,7 @@ class Program:
     def train_step(self) -> TrainStep:
         """The step as one device runs it."""
         config = self.config
-        late = config.zero.stage >= 2 and any(layout.zero_axes for layout in self.layouts.values())
+        late = self.streamed or (config.zero.stage >= 2 and any(layout.zero_axes for layout in self.layouts.values()))
         half = config.precision.compute == "float16"
         return TrainStep(
             model=self.model,
@@ -179,12 +187,24 @@ class Program:
             seed=config.seed,
             pipeline=self.pipeline,
             offloaded=self.offloaded,
+            streamed=self.streamed,
         )
 
     def abstract_state(self) -> Tree:
         """The state's shapes, dtypes and shardings."""
         shapes = jax.eval_shape(self.init)
-        return jax.tree.map(self._with_sharding, shapes, self.state_specs)
+        state = jax.tree.map(self._with_sharding, shapes, self.state_specs)
+        for name in self.streamed:
+            weight, sharding = state.parameters[name], self.on_host(self.layouts[name].spec)
+            state.parameters[name] = jax.ShapeDtypeStruct(weight.shape, weight.dtype, sharding=sharding)
+        return state
+
+    def on_host(self, spec: PartitionSpec) -> NamedSharding:
+        """In host memory, of devices that exist or not: of these, only a mesh without devices knows it."""
+        sharding = NamedSharding(self.mesh, spec, memory_kind=HOST)
+        if sharding.memory_kind is None and isinstance(self.mesh, Mesh):
+            sharding = NamedSharding(self.mesh.abstract_mesh, spec, memory_kind=HOST)
+        return sharding
 
     def abstract_batch(self) -> Tree:
         """The global batch's shapes, dtypes and shardings."""
@@ -201,12 +221,8 @@ class Program:
         return jax.shard_map(function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=True)
 
     def initial_master(self, name: str) -> jax.Array:
-        """The initial value of one parameter, float32: what `init` makes it of."""
-
-        def local() -> jax.Array:
-            return _initial(name, self.model.declarations[name].init, self.layouts[name], self.config.seed)
-
-        return jax.jit(self.manual(local, (), self.layouts[name].spec))()
+        """The initial value of one parameter, float32."""
+        return jax.jit(self.manual(lambda: self._initial_local(name), (), self.layouts[name].spec))()
 
     def first_loss_scale(self) -> loss_scale.LossScale:
         """Where loss scaling starts, on the devices; 1 for good unless compute is float16."""
@@ -217,18 +233,25 @@ class Program:
         return scale if self.config.precision.compute == "float16" else scale._replace(scale=jnp.float32(1))
 
     def _init_local(self) -> TrainState:
-        parameters = {
-            name: _initial(name, declaration.init, self.layouts[name], self.config.seed)
-            for name, declaration in self.model.declarations.items()
-        }
+        """Of a parameter that is offloaded: the copy that the devices compute with."""
+        state = self._init_here()
         for name in self.offloaded:
-            parameters[name] = parameters[name].astype(self.zero.compute)
+            weight = self._initial_local(name).astype(self.zero.compute)
+            memory = jax.memory.Space.Host if name in self.streamed else jax.memory.Space.Device
+            state.parameters[name] = jax.device_put(weight, memory)
+        return state
+
+    def _init_here(self) -> TrainState:
+        parameters = {name: self._initial_local(name) for name in self.layouts if name not in self.offloaded}
         optimizer = jax.tree.map(
             lambda x, spec: collectives.varying(x, [axis for entry in spec for axis in _axes(entry)]),
-            self.optimizer.init({name: x for name, x in parameters.items() if name not in self.offloaded}),
+            self.optimizer.init(parameters),
             self.state_specs.optimizer,
         )
         return TrainState(jnp.int32(0), jnp.int32(0), self._first_loss_scale(), parameters, optimizer)
+
+    def _initial_local(self, name: str) -> jax.Array:
+        return _initial(name, self.model.declarations[name].init, self.layouts[name], self.config.seed)
 
     def _abstract_optimizer(self) -> Any:
         shapes = {

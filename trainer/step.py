@@ -16,7 +16,7 @@ import optax
 
 from models.decoder import STACK, Decoder, Policy
 from models.inputs import Batch
-from sharding import collectives
+from sharding import collectives, streamed
 from sharding.layout import Layout
 from sharding.mesh import BATCH_AXES
 from sharding.pipeline.executor import Parts, Pipeline
@@ -26,6 +26,8 @@ from trainer.optimizer import global_norm
 from trainer.settings import LossScaleConfig
 
 Arrays = dict[str, jax.Array]
+Leaf = tuple[Any, Any]
+"""A weight that is used: what the loss is differentiated by, and what else `TrainStep.fetch` needs."""
 
 
 class TrainState(NamedTuple):
@@ -80,6 +82,8 @@ class TrainStep:
     pipeline: Pipeline | None
     offloaded: frozenset[str] = frozenset()
     """The parameters that are updated elsewhere, from what `split` gives."""
+    streamed: frozenset[str] = frozenset()
+    """Those of them that stay in host memory, as do their gradients."""
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         state, metrics, _ = self.split(state, batch)
@@ -91,14 +95,17 @@ class TrainStep:
         # Each token is weighted by the global count beforehand, so that sums are means: of the loss, and of gradients.
         batch = batch._replace(weights=batch.weights * (state.loss_scale.scale / jnp.maximum(tokens, 1)))
         key = jax.random.fold_in(jax.random.key(self.seed), state.step)
-        loss, gradients = self._loss_and_gradients(state.parameters, batch, key)
+        if self.streamed:
+            loss, gradients, squares = self._streamed_loss_and_gradients(state.parameters, batch, key)
+        else:
+            (loss, gradients), squares = self._loss_and_gradients(state.parameters, batch, key), {}
 
         loss = collectives.all_sum(loss, BATCH_AXES) / state.loss_scale.scale
-        gradients = {
-            name: self.zero.after(gradient, self.layouts[name]) / state.loss_scale.scale
-            for name, gradient in gradients.items()
-        }
-        norm = global_norm(gradients, {name: layout.sharded_axes for name, layout in self.layouts.items()})
+        for name in gradients.keys() - self.streamed:
+            gradients[name] = self.zero.after(gradients[name], self.layouts[name]) / state.loss_scale.scale
+            squares[name] = (gradients[name] * gradients[name]).sum()
+        axes = {name: layout.sharded_axes for name, layout in self.layouts.items()}
+        norm = global_norm({name: squares[name] for name in gradients}, axes)
         finite = jnp.isfinite(norm) & jnp.isfinite(loss)
         rate = self.learning_rate(state.step)
         clip = jnp.minimum(1.0, (jnp.inf if self.clip is None else self.clip) / (norm + 1e-6))
@@ -130,14 +137,18 @@ class TrainStep:
         loss, tokens = collectives.all_sum(sums, BATCH_AXES)
         return loss, tokens
 
-    def open(self, parameters: Arrays) -> dict[str, tuple[jax.Array, jax.Array | None]]:
-        """The weights as `fetch` takes them: (what is learned, what was gathered of it already)."""
-        return {name: self.zero.before(master, self.layouts[name]) for name, master in parameters.items()}
+    def open(self, parameters: Arrays) -> dict[str, Leaf]:
+        """The weights as `fetch` takes them: (what is learned, what the layer needs besides)."""
+        return {
+            name: (None, weight) if name in self.streamed else self.zero.before(weight, self.layouts[name])
+            for name, weight in parameters.items()
+        }
 
-    def fetch(self, name: str, leaf: tuple[jax.Array, jax.Array | None]) -> jax.Array:
+    def fetch(self, name: str, leaf: Leaf) -> jax.Array:
         """One weight as a layer uses it."""
         layout = self.layouts[name]
-        return self.zero.fetch(*leaf, layout.layer if layout.stacked else layout)
+        layout = layout.layer if layout.stacked else layout
+        return streamed.fetch(*leaf, layout, self.zero) if name in self.streamed else self.zero.fetch(*leaf, layout)
 
     def _micro_batches(self, batch: Batch) -> Batch:
         """[B, ...] -> [accumulation, micro, ...]"""
@@ -181,6 +192,37 @@ class TrainStep:
             )
             (loss, gradients), _ = jax.lax.scan(accumulate, zeros, self._micro_batches(batch))
         return loss, {name: gradient.astype(jnp.float32) for name, gradient in gradients.items()}
+
+    def _streamed_loss_and_gradients(
+        self, masters: Arrays, batch: Batch, key: jax.Array
+    ) -> tuple[jax.Array, Arrays, Arrays]:
+        """See `_loss_and_gradients`; those of streamed weights are global already. Also Σ gradient² of these, here."""
+        opened = self.open(masters)
+        here = {name: leaf for name, (leaf, _) in opened.items() if name not in self.streamed}
+        start = {name: streamed.first(masters[name], self.layouts[name]) for name in self.streamed}
+
+        def micro_loss(learned: dict[str, Any], batch: Batch) -> jax.Array:
+            leaves = {name: (leaf, opened[name][1]) for name, leaf in learned.items()}
+            return self.model.loss(leaves, self.fetch, batch, key, self.policy)
+
+        def add(a: jax.Array, b: jax.Array) -> jax.Array:
+            return a + b.astype(jnp.float32)
+
+        def accumulate(total: Any, micro: Batch) -> tuple[Any, None]:
+            loss, gradients, sums = total
+            more, found = jax.value_and_grad(micro_loss)({**here, **sums}, micro)
+            sums = {name: found.pop(name) for name in sums}
+            return (loss + more, jax.tree.map(add, gradients, found), sums), None
+
+        batches = self._micro_batches(batch)
+        loss, found = jax.value_and_grad(micro_loss)({**here, **start}, jax.tree.map(lambda x: x[0], batches))
+        sums = {name: streamed.Sum(*found.pop(name)) for name in start}
+        total = loss, {name: gradient.astype(jnp.float32) for name, gradient in found.items()}, sums
+        if self.micro_batch < len(batch.tokens):
+            total, _ = jax.lax.scan(accumulate, total, jax.tree.map(lambda x: x[1:], batches))
+        loss, gradients, sums = total
+        gradients |= {name: so_far.total for name, so_far in sums.items()}
+        return loss, gradients, {name: so_far.square.sum() for name, so_far in sums.items()}
 
     def _update(self, state: TrainState, gradients: Arrays, clip: jax.Array, rate: jax.Array) -> tuple[Arrays, Any]:
         """The new values of the parameters that have a gradient here, and the optimizer's state."""

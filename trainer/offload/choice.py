@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from models.config import ModelConfig
-from models.decoder import Decoder
+from models.decoder import STACK, Decoder
 
 if TYPE_CHECKING:
     from trainer.config import Config
@@ -18,6 +18,13 @@ def offloaded(config: Config) -> frozenset[str]:
     if config.offload.optimizer == "none":
         return frozenset()
     return nearest(num_elements(config.model), config.offload.optimizer_fraction)
+
+
+def streamed(config: Config) -> frozenset[str]:
+    """Those whose weights stay in host memory: the layers'. Embedding and head do not grow with the depth."""
+    if config.offload.parameters == "none":
+        return frozenset()
+    return frozenset(name for name in num_elements(config.model) if name.startswith(STACK))
 
 
 def num_elements(model: ModelConfig) -> dict[str, int]:

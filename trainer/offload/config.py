@@ -17,6 +17,8 @@ class OffloadConfig:
     memory or in a file under `path`."""
     optimizer_fraction: float = Field(default=1.0, gt=0, le=1)
     """How much of them, in whole parameters; the rest stays on the devices."""
+    parameters: Literal["none", "host"] = "none"
+    """`host`: under ZeRO 3, the layers' weights and gradients stay in host memory but for the layers at work."""
     path: str | None = Field(default=None, min_length=1)
     """A folder on a disk of this host, for what is kept on NVMe."""
     bucket: int = Field(default=4 * 2**20, ge=1)

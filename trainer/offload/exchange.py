@@ -16,10 +16,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from sharding.layout import Layout
+from sharding.streamed import HOST
 from trainer.offload.buckets import Bucket
-
-HOST = "pinned_host"
-"""The kind of memory that JAX calls so: the host's, from which the devices can copy by themselves."""
 
 
 def groups(sharding: Sharding, shape: Sequence[int]) -> list[list[jax.Device]]:

@@ -8,7 +8,6 @@ side. Each process has the shards that its own devices hold.
 from __future__ import annotations
 
 import dataclasses
-import queue
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,18 +19,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from models.inputs import Batch
+from sharding.streamed import HOST
 from trainer import logical
 from trainer.logical import Arrays
 from trainer.offload.buckets import Bucket, cut
 from trainer.offload.config import OffloadConfig
-from trainer.offload.exchange import HOST, Exchange
+from trainer.offload.exchange import Exchange
 from trainer.offload.lanes import NO_LANES, Lanes
+from trainer.offload.outbox import Outbox, Parts, ToDevices, ToHostMemory
 from trainer.offload.records import Records
 from trainer.offload.tiers import Tier
 from trainer.offload.update import HostUpdate
 from trainer.program import Program
 from trainer.step import Due, Metrics, TrainState
 
+DEVICE = "device"  # the memory of the devices, as JAX calls it
 AHEAD = 2  # buckets that have come down before they are worked at, and that wait to go up
 
 
@@ -60,38 +62,37 @@ class Offloaded:
         num_groups = {name: len(groups) for name, groups in self.exchange.groups.items()}
         self.records = Records(buckets, num_groups, len(self.kinds), make_tier)
         weakref.finalize(self, self.records.tier.close)  # as the process ends, at the latest
-        most = max(bucket.size for bucket in buckets)
-        shape, dtype = (max(num_groups.values()), most), jnp.dtype(config.precision.compute)
-        self._free: queue.Queue[np.ndarray] = queue.Queue()
-        """Memory for new weights on their way up."""
-        for _ in range(AHEAD + 1):
-            self._free.put(np.empty(shape, dtype))
+        dtype, most = jnp.dtype(config.precision.compute), max(bucket.size for bucket in buckets)
+        self.to_devices = ToDevices(self.exchange, dtype, most, waiting=AHEAD + 1)
+        self.to_host = ToHostMemory(self.exchange, dtype)
 
     def initialise(self) -> None:
-        self.state = self.program.init()
         weights = {}
 
         def rows_of(name: str) -> list[list[np.ndarray]]:
             master = self.program.initial_master(name)
-            weights[name] = master.astype(self.program.zero.compute)
+            weights[name] = self._weight(name, master)
             shards = self.exchange.shards(name, master)
             return [shards, *([np.zeros_like(shard) for shard in shards] for _ in self.update.moments)]
 
         self.records.fill(rows_of)
-        self._replace(weights)
+        state = self.program.init_here()
+        self.state = state._replace(parameters=state.parameters | weights)
 
     def restore(self, arrays: Mapping[str, jax.Array]) -> None:
-        def weights(name: str) -> jax.Array:
-            master = arrays[f"parameters.{name}"]
-            return jax.device_put(master, master.sharding.with_memory_kind("device")).astype(self.program.zero.compute)
-
         def rows_of(name: str) -> list[list[np.ndarray]]:
             return [self._shards(name, arrays[f"{kind}.{name}"]) for kind in self.kinds]
 
         self.records.fill(rows_of)
-        here = {name: arrays[name] for name in logical.names(self.program) if name in arrays}
-        here |= {f"parameters.{name}": weights(name) for name in self.program.offloaded}
-        self.state = logical.from_logical(self.program, here)
+        here = {name: arrays[name] for name in logical.names(self.program) if name not in self._names}
+        weights = {
+            name: self._weight(
+                name, logical.as_stored(self.program, name, _moved(arrays[f"parameters.{name}"], DEVICE))
+            )
+            for name in self.program.offloaded
+        }
+        state = logical.from_logical(self.program, here)
+        self.state = state._replace(parameters=state.parameters | weights)
 
     def abstract(self) -> dict[str, jax.ShapeDtypeStruct]:
         """See `Keeper`. What the host keeps is asked for in its memory."""
@@ -107,7 +108,8 @@ class Offloaded:
             self.state, metrics, due = self.program.step(self.state, batch)
             finite = bool(due.finite)  # waits for the devices
         if finite:
-            self._replace(self._update(due, np.float32(metrics.learning_rate)))
+            weights = self._update(due, np.float32(metrics.learning_rate))
+            self.state = self.state._replace(parameters=self.state.parameters | weights)
         return metrics
 
     def logical(self) -> Arrays:
@@ -120,6 +122,11 @@ class Offloaded:
             }
         return arrays
 
+    def _weight(self, name: str, master: jax.Array) -> jax.Array:
+        """What the train step computes with of a master weight, on the devices or, of one that is streamed, beside."""
+        weight = master.astype(self.program.zero.compute)
+        return _moved(weight, HOST) if name in self.program.streamed else weight
+
     def _update(self, due: Due, rate: np.float32) -> Arrays:
         """The new weights on the devices; uses up the gradients and the old weights."""
         weights = {name: self.state.parameters[name] for name in self.program.offloaded}
@@ -131,45 +138,39 @@ class Offloaded:
             with self.lanes.span("down", bucket.name):
                 return self.exchange.down(due.gradients[bucket.name], bucket)
 
-        def up(bucket: Bucket, new: np.ndarray) -> None:
-            try:
-                with self.lanes.span("up", bucket.name):
-                    parts = [row[: bucket.size] for row in new[: self.records.num_groups[bucket.name]]]
-                    weights[bucket.name] = self.exchange.up(weights[bucket.name], bucket, parts)
-            finally:
-                self._free.put(new)
+        def up(outbox: Outbox, bucket: Bucket, new: Parts) -> None:
+            with self.lanes.span("up", bucket.name):
+                outbox.send(weights, bucket, new)
 
         with ThreadPoolExecutor(1) as downs, ThreadPoolExecutor(1) as ups:
             sent: list[Future[None]] = []
             arriving = _ahead(downs, down, buckets)
             with closing(self.records.visit()) as visit:
                 for bucket, group, (master, *moments) in visit:
+                    outbox = self.to_host if bucket.name in self.program.streamed else self.to_devices
                     if group == 0:
-                        gradients, new = next(arriving), self._free.get()
+                        gradients, new = next(arriving), outbox.open(bucket)
                     with self.lanes.span("update", bucket.name):
                         self.update(
                             master,
                             moments,
                             gradients[group],
-                            new[group, : bucket.size],
+                            new[group],
                             decays=self.program.model.declarations[bucket.name].decays,
                             count=count,
                             rate=rate,
                             factor=clip,
                         )
                     if group == self.records.num_groups[bucket.name] - 1:
-                        sent.append(ups.submit(up, bucket, new))
+                        sent.append(ups.submit(up, outbox, bucket, new))
             for one in sent:
                 one.result()
         return weights
 
-    def _replace(self, weights: Arrays) -> None:
-        self.state = self.state._replace(parameters=self.state.parameters | weights)
-
     def _shards(self, name: str, array: jax.Array) -> list[np.ndarray]:
         """Of a logical array in host memory."""
         if not self.program.layouts[name].is_logical:
-            array = logical.as_stored(self.program, name, _moved(array, "device"))
+            array = logical.as_stored(self.program, name, _moved(array, DEVICE))
         return self.exchange.shards(name, array)
 
     def _logical(self, name: str, shards: Sequence[np.ndarray]) -> jax.Array:
@@ -177,7 +178,7 @@ class Offloaded:
         array = self.exchange.on_host(name, shards)
         if self.program.layouts[name].is_logical:
             return array
-        return _moved(logical.as_logical(self.program, name, _moved(array, "device")), HOST)
+        return _moved(logical.as_logical(self.program, name, _moved(array, DEVICE)), HOST)
 
     @cached_property
     def _names(self) -> frozenset[str]:
