@@ -88,6 +88,14 @@ REFUSED = {
         "attention.implementation=pallas takes head dims up to 256, and the model's is 258; use "
         "attention.implementation=reference",
     ),
+    "nvme without a folder": (
+        {"offload.optimizer": "nvme"},
+        "offload.optimizer=nvme needs a folder on a local disk; give it as offload.path",
+    ),
+    "a fraction of which no parameter is": (
+        {"offload.optimizer": "host", "offload.optimizer_fraction": 1e-9},
+        "offload.optimizer_fraction=1e-09 is less than the smallest parameter, and they are offloaded whole; use at",
+    ),
     "an axis that is not there yet": ({"mesh.expert": 2}, "mesh.expert is not supported yet; leave it out"),
     "two axes that take the rest": (
         {"mesh.data": -1, "mesh.tensor": -1},
@@ -172,6 +180,8 @@ IDLE: list[tuple[str, Any, dict[str, Any]]] = [
     ("optimizer.min_ratio", 0.1, {"optimizer.schedule": "constant"}),
     ("optimizer.decay_steps", 10, {"optimizer.schedule": "constant"}),
     ("zero.persist_below", 0, {"zero.stage": 0}),
+    ("offload.optimizer_fraction", 0.5, {"offload.optimizer": "none"}),
+    ("offload.bucket", 1000, {"offload.optimizer": "none"}),
     ("data.text_key", "text", {"data.path": "stdlib"}),
 ]
 
@@ -209,6 +219,14 @@ class TestResolve:
         with pytest.raises(ConfigError) as error:
             Config.from_dict({"mesh": mesh}).resolve(devices)
         assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize("key", ["path=/scratch", "buffers=5", "direct_io=false"])
+def test_what_files_need_may_wait_for_nvme_where_another_place_is_written(key: str) -> None:
+    for place in ("none", "host"):
+        Config.from_dict({}, [f"offload.optimizer={place}", f"offload.{key}"])
+    with pytest.raises(ConfigError, match=r"has no effect with offload.optimizer=none \(only nvme has files\)"):
+        Config.from_dict({}, [f"offload.{key}"])
 
 
 def test_a_pipeline_section_needs_stages_or_that_there_are_none_said() -> None:
