@@ -80,9 +80,9 @@ class TrainStep:
     loss_scale: LossScaleConfig | None
     seed: int
     pipeline: Pipeline | None
-    offloaded: frozenset[str] = frozenset()
+    offloaded: tuple[str, ...] = ()
     """The parameters that are updated elsewhere, from what `split` gives."""
-    streamed: frozenset[str] = frozenset()
+    streamed: tuple[str, ...] = ()
     """Those of them that stay in host memory, as do their gradients."""
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
@@ -101,9 +101,10 @@ class TrainStep:
             (loss, gradients), squares = self._loss_and_gradients(state.parameters, batch, key), {}
 
         loss = collectives.all_sum(loss, BATCH_AXES) / state.loss_scale.scale
-        for name in gradients.keys() - self.streamed:
-            gradients[name] = self.zero.after(gradients[name], self.layouts[name]) / state.loss_scale.scale
-            squares[name] = (gradients[name] * gradients[name]).sum()
+        for name, gradient in gradients.items():
+            if name not in self.streamed:
+                gradients[name] = self.zero.after(gradient, self.layouts[name]) / state.loss_scale.scale
+                squares[name] = (gradients[name] * gradients[name]).sum()
         axes = {name: layout.sharded_axes for name, layout in self.layouts.items()}
         norm = global_norm({name: squares[name] for name in gradients}, axes)
         finite = jnp.isfinite(norm) & jnp.isfinite(loss)

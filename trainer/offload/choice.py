@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     from trainer.config import Config
 
 
-def offloaded(config: Config) -> frozenset[str]:
+def offloaded(config: Config) -> tuple[str, ...]:
     """The names of the parameters whose master weights and moments are not kept on the devices."""
     if config.offload.optimizer == "none":
-        return frozenset()
+        return ()
     return nearest(num_elements(config.model), config.offload.optimizer_fraction)
 
 
-def streamed(config: Config) -> frozenset[str]:
+def streamed(config: Config) -> tuple[str, ...]:
     """Those whose weights stay in host memory: the layers'. Embedding and head do not grow with the depth."""
     if config.offload.parameters == "none":
-        return frozenset()
-    return frozenset(name for name in num_elements(config.model) if name.startswith(STACK))
+        return ()
+    return tuple(name for name in num_elements(config.model) if name.startswith(STACK))
 
 
 def num_elements(model: ModelConfig) -> dict[str, int]:
@@ -32,7 +32,7 @@ def num_elements(model: ModelConfig) -> dict[str, int]:
     return {name: math.prod(declaration.shape) for name, declaration in Decoder(model).declarations.items()}
 
 
-def nearest(sizes: Mapping[str, int], fraction: float) -> frozenset[str]:
+def nearest(sizes: Mapping[str, int], fraction: float) -> tuple[str, ...]:
     """Names whose sizes come near a fraction of all, and not above it: the largest first, each that still fits."""
     left = fraction * sum(sizes.values())
     chosen = set()
@@ -40,4 +40,4 @@ def nearest(sizes: Mapping[str, int], fraction: float) -> frozenset[str]:
         if sizes[name] <= left:
             chosen.add(name)
             left -= sizes[name]
-    return frozenset(chosen)
+    return tuple(name for name in sizes if name in chosen)
