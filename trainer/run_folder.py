@@ -49,6 +49,7 @@ CHANGES = {
     "batch.micro": Change.FREE,
     "batch.global": Change.NOTED,
     "precision": Change.NOTED,
+    "attention.implementation": Change.NOTED,  # the same function, rounded otherwise
     "optimizer": Change.NOTED,
     "optimizer.name": Change.REFUSED,
     "model.preset": Change.FREE,  # its fields are compared one by one

@@ -19,6 +19,7 @@ CONFIG: dict[str, Any] = {
     "batch": {"global": 32, "micro": None, "sequence": 256},
     "precision": {"compute": "float32"},
     "recompute": {"policy": "none"},
+    "attention": {"implementation": "auto", "over": "document"},
     "optimizer": {"name": "adamw", "learning_rate": 3e-4, "epsilon": 1e-8},
     "data": {"path": "stdlib", "tokenizer": None, "prefetch": 2},
     "train": {"steps": 1000, "log_every": 10},
@@ -78,6 +79,7 @@ def test_every_start_leaves_its_own_record(begun: RunFolder) -> None:
         ("data.path", "other/*.txt"),
         ("data.tokenizer", "tokenizer.json"),
         ("batch.sequence", 512),
+        ("attention.over", "sequence"),
         ("optimizer.name", "sgd"),
         ("seed", 1),
     ],
@@ -124,6 +126,7 @@ def test_what_does_not_change_learning_may_change_without_a_word(begun: RunFolde
         ("optimizer.learning_rate", 1e-3),
         ("batch.global", 64),
         ("precision.compute", "bfloat16"),
+        ("attention.implementation", "pallas"),
         ("train.steps", 2000),
     ],
 )
