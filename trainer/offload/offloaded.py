@@ -65,6 +65,8 @@ class Offloaded:
         dtype, most = jnp.dtype(config.precision.compute), max(bucket.size for bucket in buckets)
         self.to_devices = ToDevices(self.exchange, dtype, most, waiting=AHEAD + 1)
         self.to_host = ToHostMemory(self.exchange, dtype)
+        self._is_torn = False
+        """A step has begun and not ended, so that some weights may be new and others old."""
 
     def initialise(self) -> None:
         weights = {}
@@ -103,7 +105,23 @@ class Offloaded:
         return whole
 
     def step(self, batch: Batch) -> Metrics:
-        """Trains on a batch; returns when the new weights are on the devices."""
+        """Trains on a batch; returns when the new weights are on the devices.
+
+        Raises:
+            OSError: the tier could not be read or written. What is kept is then of no more use.
+            RuntimeError: a step before has failed.
+        """
+        self._require_whole()
+        self._is_torn = True
+        try:
+            metrics = self._train(batch)
+        except BaseException:
+            self.records.tier.close()  # for a trainer that goes on in its place
+            raise
+        self._is_torn = False
+        return metrics
+
+    def _train(self, batch: Batch) -> Metrics:
         with self.lanes.span("compute", "step"):
             self.state, metrics, due = self.program.step(self.state, batch)
             finite = bool(due.finite)  # waits for the devices
@@ -113,7 +131,12 @@ class Offloaded:
         return metrics
 
     def logical(self) -> Arrays:
-        """See `Keeper`. What the host keeps is in its memory."""
+        """See `Keeper`. What the host keeps is in its memory.
+
+        Raises:
+            RuntimeError: a step has failed.
+        """
+        self._require_whole()
         here = [name for name in logical.names(self.program) if name not in self._names]
         arrays = logical.to_logical(self.program, self.state, here)
         for name, rows in self.records.read():
@@ -121,6 +144,13 @@ class Offloaded:
                 f"{kind}.{name}": self._logical(name, shards) for kind, shards in zip(self.kinds, rows, strict=True)
             }
         return arrays
+
+    def _require_whole(self) -> None:
+        if self._is_torn:
+            raise RuntimeError(
+                "a step was broken off half way, and the training state with it; make a new Trainer, which goes on "
+                "from the newest checkpoint"
+            )
 
     def _weight(self, name: str, master: jax.Array) -> jax.Array:
         """What the train step computes with of a master weight, on the devices or, of one that is streamed, beside."""

@@ -220,6 +220,9 @@ def test_what_fails_in_a_lane_ends_the_step_with_that_error(
     monkeypatch.setattr(*place, failing(getattr(*place), after=1))
     error = step_in_time(keeper, batches(CHEAP)[0])
     assert str(error) == "on purpose"
+    for use in (keeper.logical, lambda: keeper.step(batches(CHEAP)[0])):
+        with pytest.raises(RuntimeError, match=r"a step was broken off half way.*go.* on from the newest checkpoint"):
+            use()
 
 
 def test_a_disk_that_fails_in_a_sweep_ends_the_step_with_its_reason(start: Callable[..., Offloaded]) -> None:
