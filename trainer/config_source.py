@@ -158,11 +158,11 @@ def read_file(path: Path) -> Document:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; give the path of a config") from None
+        raise ConfigError(f"{path}: no such file; give the path of a YAML file") from None
     except IsADirectoryError:
-        raise ConfigError(f"{path}: a folder; give the path of a config in it") from None
+        raise ConfigError(f"{path}: a folder; give the path of a YAML file in it") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{path}: not a text file in UTF-8; give the path of a config") from None
+        raise ConfigError(f"{path}: not a text file in UTF-8; give the path of a YAML file") from None
     document = parse(text, lambda line: f"{path}:{line}")
     if document.tree is None:
         return Document({}, document.places)

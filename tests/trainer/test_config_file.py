@@ -169,7 +169,7 @@ def test_what_is_wrong_is_said_with_its_place(case: str, complaint: Complaint) -
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.yaml: no such file"):
         Config.load(tmp_path / "none.yaml")
-    with pytest.raises(ConfigError, match="a folder; give the path of a config in it"):
+    with pytest.raises(ConfigError, match="a folder; give the path of a YAML file in it"):
         Config.load(tmp_path)
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match=r"binary\.yaml: not a text file"):
