@@ -12,7 +12,7 @@ H100 = "NVIDIA H100 80GB HBM3"
 PLAIN = Wanted(head_dim=64, dtype="bfloat16", gpu="")
 
 # What is wanted besides PLAIN -> who can do it.
-ABLE: list[tuple[dict[str, Any], set[str]]] = [
+ABLE: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({}, ("pallas", "cudnn", "reference")),
     ({"head_dim": 256}, ("pallas", "cudnn", "reference")),
     ({"head_dim": 20}, ("pallas", "reference")),
