@@ -23,9 +23,9 @@ from trainer.tables import make_table, wide_console
 
 LENGTHS = 70, 512, 1000
 CASES = [
-    Case(queries=length, keys=length, heads=8, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype, window=window)
+    Case(queries=length, keys=length, heads=4, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype, window=window)
     for dtype in ("bfloat16", "float16")
-    for length, kv_heads, head_dim, window in zip(LENGTHS, (8, 2, 1), (64, 128, 80), (None, None, 100), strict=True)
+    for length, kv_heads, head_dim, window in zip(LENGTHS, (4, 2, 1), (64, 128, 80), (None, None, 100), strict=True)
 ]
 
 
