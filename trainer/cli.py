@@ -292,6 +292,24 @@ def kernels(
         raise typer.Exit(FAILED)
 
 
+@bench.command(cls=Command)
+def offload(
+    path: Annotated[
+        Path | None,
+        typer.Option("--path", metavar="DIR", help="Also a disk, by a file of 768 MiB there that is removed again."),
+    ] = None,
+) -> None:
+    """Measure what an offloaded optimizer takes on this machine, and propose settings.
+
+    Updates in host memory, copies to and from the devices, and what a disk adds: parameters a second.
+
+    Example: meshwright bench offload --path .
+    """
+    from trainer.bench.show_offload import show_offload
+
+    show_offload(path)
+
+
 @app.command(cls=Command)
 def doctor() -> None:
     """Check that this machine can train, and say what is missing.

@@ -83,6 +83,9 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
         calls.append(kind)
         return not errors
 
+    def show_offload(folder: Path | None) -> None:
+        calls.append(folder)
+
     modules: dict[str, dict[str, Any]] = {
         "trainer.trainer": {"Trainer": Trainer},
         "trainer.show": {"show": show},
@@ -90,6 +93,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
         "trainer.planner.show_plan": {"show_plan": show_plan},
         "trainer.planner.show_search": {"show_search": show_search},
         "trainer.bench.show_kernels": {"show_kernels": show_kernels},
+        "trainer.bench.show_offload": {"show_offload": show_offload},
         "trainer.doctor": {"doctor": lambda: len(errors)},
     }
     for name, contents in modules.items():
@@ -105,7 +109,19 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
     return control
 
 
-COMMANDS = ["train", "generate", "eval", "show", "schedule", "plan", "search", "bench", "bench kernels", "doctor"]
+COMMANDS = [
+    "train",
+    "generate",
+    "eval",
+    "show",
+    "schedule",
+    "plan",
+    "search",
+    "bench",
+    "bench kernels",
+    "bench offload",
+    "doctor",
+]
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])
