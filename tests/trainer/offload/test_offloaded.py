@@ -124,7 +124,9 @@ def trained(name: str, keeper: Keeper) -> Run:
 
 
 def state_of(keeper: Keeper) -> Arrays:
-    return {name: np.asarray(array) for name, array in keeper.logical().items()}
+    return {
+        name: np.asarray(array.make() if hasattr(array, "make") else array) for name, array in keeper.logical().items()
+    }
 
 
 def bits(arrays: Arrays) -> dict[str, tuple[np.dtype, bytes]]:
