@@ -11,12 +11,14 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 
 from trainer.errors import ConfigError
@@ -32,6 +34,45 @@ CAUSES = {
     "optimizer.": "another optimizer: set optimizer.name back to what it was saved with",
     "": "another model: set model.* and optimizer.name back to what it was saved with",
 }
+
+
+Read = Callable[[Collection[str]], dict[str, jax.Array]]
+"""Names -> the arrays of a checkpoint, each placed as it was asked for beforehand."""
+
+
+@dataclass(frozen=True, eq=False)
+class Later:
+    """An array that is made when it is written, and dropped once it is."""
+
+    abstract: jax.ShapeDtypeStruct
+    make: Callable[[], jax.Array]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.abstract.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.abstract.dtype
+
+
+class _WriteLater(ocp.type_handlers.ArrayHandler):
+    """Writes arrays that are made later, one after another, so that one at a time is in memory."""
+
+    async def serialize(self, values: Sequence[Any], infos: Sequence[Any], args: Any = None) -> Sequence[Any]:
+        for value, info, arg in zip(values, infos, args or [ocp.SaveArgs()] * len(values), strict=True):
+            array = value.make()
+            for written in await super().serialize([array], [info], [arg]):
+                written.result()
+            array.delete()
+        return []
+
+
+def _arrays_handler() -> ocp.PyTreeCheckpointHandler:
+    # Without a store of their metadata, which each call would write anew; it is only checked against the arrays.
+    kinds = {jax.Array: ocp.type_handlers.ArrayHandler, Later: _WriteLater}
+    handlers = [(kind, handler(array_metadata_store=None)) for kind, handler in kinds.items()]
+    return ocp.PyTreeCheckpointHandler(type_handler_registry=ocp.type_handlers.create_type_handler_registry(*handlers))
 
 
 class Checkpoints:
@@ -58,11 +99,12 @@ class Checkpoints:
         """The step of the newest complete checkpoint."""
         return max(self.steps(), default=None)
 
-    def save(self, step: int, arrays: Mapping[str, jax.Array], meta: Mapping[str, Any]) -> None:
+    def save(self, step: int, arrays: Mapping[str, jax.Array | Later], meta: Mapping[str, Any]) -> None:
         """Begins to write a checkpoint, once the one before is written; does nothing where this step has one.
 
         Takes the arrays over: it returns, and deletes them, when each process has its shards in host memory, where they
-        stay until they are written. `meta` is anything JSON can hold.
+        stay until they are written. What is to be made later is written when it returns. `meta` is anything JSON can
+        hold.
 
         Raises:
             OSError: the save before this one failed.
@@ -73,10 +115,14 @@ class Checkpoints:
         if step in self.steps():
             return
         self._saving = step
-        parts = {ARRAYS: ocp.args.StandardSave(dict(arrays)), META: ocp.args.JsonSave(dict(meta))}
-        self._manager.save(step, args=ocp.args.Composite(**parts), force=True)
+        parts = {ARRAYS: ocp.args.PyTreeSave(dict(arrays)), META: ocp.args.JsonSave(dict(meta))}
+        try:
+            self._manager.save(step, args=ocp.args.Composite(**parts), force=True)
+        except Exception as error:
+            self._give_up(error)
         for array in arrays.values():
-            array.delete()  # orbax would hold the devices' memory until all is written
+            if isinstance(array, jax.Array):
+                array.delete()  # orbax would hold the devices' memory until all is written
 
     def wait(self) -> None:
         """Until the last save is complete.
@@ -89,12 +135,16 @@ class Checkpoints:
         try:
             self._manager.wait_until_finished()
         except Exception as error:
-            self._manager.close()
-            self._manager = None  # the next save makes a new one, which removes what this one left
-            raise OSError(
-                f"The checkpoint of step {self._saving} could not be written to {self.folder}: {_reason(error)} "
-                f"({_free(self.folder)} free there). Older ones are as they were."
-            ) from error
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> NoReturn:
+        assert self._manager is not None
+        self._manager.close()
+        self._manager = None  # the next save makes a new one, which removes what this one left
+        raise OSError(
+            f"The checkpoint of step {self._saving} could not be written to {self.folder}: {_reason(error)} "
+            f"({_free(self.folder)} free there). Older ones are as they were."
+        ) from error
 
     def meta(self, step: int) -> dict[str, Any]:
         """What `save` was given beside the arrays.
@@ -105,21 +155,30 @@ class Checkpoints:
         with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as reader:
             return reader.restore(self._path(step) / META)
 
-    def restore(self, step: int, abstract: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
-        """The arrays, each as `abstract` says: by name, with shape, dtype and sharding. Each process reads its shards.
+    def restore(
+        self, step: int, abstract: Mapping[str, jax.ShapeDtypeStruct], names: Collection[str] | None = None
+    ) -> dict[str, jax.Array]:
+        """The arrays, all or those of these names. Each process reads its shards.
+
+        `abstract` says of every array of a checkpoint what its name, shape and dtype have to be, and its sharding.
 
         Raises:
             ConfigError: there is no complete checkpoint of this step, or it does not hold these arrays.
         """
         path = self._path(step) / ARRAYS
-        with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader:
+        with ocp.Checkpointer(_arrays_handler()) as reader:
             found = reader.metadata(path).item_metadata
             if found is None:
                 raise ConfigError(f"{self._path(step)} is damaged; remove it, to go on from an older one")
             differences = _differences(_describe(found), _describe(abstract))
             if differences:
                 raise ConfigError(_another_model(self._path(step), differences))
-            return reader.restore(path, args=ocp.args.StandardRestore(dict(abstract)))
+            wanted = {name: abstract[name] for name in (abstract if names is None else names)}
+            how = {
+                name: ocp.ArrayRestoreArgs(sharding=x.sharding, global_shape=x.shape, dtype=x.dtype)
+                for name, x in wanted.items()
+            }
+            return reader.restore(path, args=ocp.args.PyTreeRestore(wanted, restore_args=how, partial_restore=True))
 
     def close(self) -> None:
         """Waits for the last save. Raises what `wait` raises."""
@@ -136,7 +195,8 @@ class Checkpoints:
             cleanup_tmp_directories=True,
             async_options=ocp.AsyncOptions(timeout_secs=SAVE_TIMEOUT),
         )
-        return ocp.CheckpointManager(self.folder, options=options)
+        handlers = {ARRAYS: _arrays_handler(), META: ocp.JsonCheckpointHandler()}
+        return ocp.CheckpointManager(self.folder, options=options, item_handlers=handlers)
 
     def _path(self, step: int) -> Path:
         steps = self.steps()

@@ -9,6 +9,7 @@ import jax
 
 from models.inputs import Batch
 from trainer import logical
+from trainer.checkpoint import Later, Read
 from trainer.logical import Arrays
 from trainer.program import Program
 from trainer.step import Metrics, TrainState
@@ -23,8 +24,8 @@ class Keeper(Protocol):
     def initialise(self) -> None:
         """Makes the state before the first step."""
 
-    def restore(self, arrays: Mapping[str, jax.Array]) -> None:
-        """Takes over logical arrays, laid out as `abstract` says."""
+    def restore(self, read: Read) -> None:
+        """Takes over all logical arrays, which `read` gives by name, laid out as `abstract` says."""
 
     def abstract(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Shape, dtype and sharding of every logical array, without having a state."""
@@ -32,8 +33,8 @@ class Keeper(Protocol):
     def step(self, batch: Batch) -> Metrics:
         """Trains on a batch."""
 
-    def logical(self) -> Arrays:
-        """A copy of the whole state by name."""
+    def logical(self) -> Mapping[str, jax.Array | Later]:
+        """A copy of the whole state by name; what is made later, is to be made before the next step."""
 
 
 class OnDevices:
@@ -47,8 +48,8 @@ class OnDevices:
     def initialise(self) -> None:
         self.state = self.program.init()
 
-    def restore(self, arrays: Mapping[str, jax.Array]) -> None:
-        self.state = logical.from_logical(self.program, arrays)
+    def restore(self, read: Read) -> None:
+        self.state = logical.from_logical(self.program, read(logical.names(self.program)))
 
     def abstract(self) -> dict[str, jax.ShapeDtypeStruct]:
         return logical.abstract_logical(self.program)

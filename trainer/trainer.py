@@ -14,7 +14,7 @@ import jax
 
 from models.inputs import Batch
 from sharding.mesh import make_mesh
-from trainer.checkpoint import Checkpoints
+from trainer.checkpoint import Checkpoints, Later
 from trainer.config import Config
 from trainer.config_source import Overrides
 from trainer.data.batches import TrainBatches, prefetch
@@ -182,7 +182,7 @@ class Trainer:
     @property
     def state(self) -> dict[str, jax.Array]:
         """Everything that training changes, as logical arrays by name."""
-        return self.keeper.logical()
+        return {name: x.make() if isinstance(x, Later) else x for name, x in self.keeper.logical().items()}
 
     def steps(self, num: int | None = None) -> Generator[Metrics, None, None]:
         """Trains `num` steps (to the end of the run, unless given), yielding each one's metrics.
@@ -276,7 +276,7 @@ class Trainer:
             "data_hash": self.corpus.hash,
             "meshwright": version("meshwright"),
         }
-        self.checkpoints.save(self.step, self.state, meta)
+        self.checkpoints.save(self.step, self.keeper.logical(), meta)
         if wait:
             self.checkpoints.wait()
 
@@ -295,8 +295,8 @@ class Trainer:
                 keeper.initialise()
             else:
                 abstract = keeper.abstract()  # before files are read, which starts JAX
-                arrays, meta = self.checkpoints.restore(newest, abstract), self.checkpoints.meta(newest)
-                keeper.restore(arrays)
+                keeper.restore(partial(self.checkpoints.restore, newest, abstract))
+                meta = self.checkpoints.meta(newest)
                 if meta["compute"] != self.config.precision.compute:  # one dtype's loss scale says nothing of another's
                     keeper.state = keeper.state._replace(loss_scale=self.program.first_loss_scale())
                 self._step, self._tokens = newest, int(meta["tokens"])

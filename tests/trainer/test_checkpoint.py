@@ -4,7 +4,8 @@ import dataclasses
 import signal
 import subprocess
 import sys
-from functools import cache
+import weakref
+from functools import cache, partial
 from pathlib import Path
 
 import jax
@@ -15,7 +16,7 @@ import pytest
 from models.inputs import Batch
 from sharding.mesh import make_mesh
 from trainer import logical
-from trainer.checkpoint import Checkpoints
+from trainer.checkpoint import Checkpoints, Later
 from trainer.config import Config
 from trainer.errors import ConfigError
 from trainer.program import Program
@@ -200,6 +201,43 @@ def small(value: float, size: int = 100) -> dict[str, jax.Array]:
     return {"x": jnp.full(size, value), "y": jnp.int32(value)}
 
 
+def test_what_is_made_later_is_in_memory_one_at_a_time_and_reads_as_the_rest(tmp_path: Path) -> None:
+    alive: list[weakref.ref[jax.Array]] = []
+    most = 0
+
+    def make(value: float) -> jax.Array:
+        nonlocal most
+        array = jnp.full(100, value)
+        alive.append(weakref.ref(array))
+        most = max(most, sum(made() is not None and not made().is_deleted() for made in alive))  # type: ignore[union-attr]
+        return array
+
+    expected = {str(number): jnp.full(100, number, jnp.float32) for number in range(5)}
+    later = {name: Later(x, partial(make, float(name))) for name, x in shapes(**expected).items()}
+    later["0"] = expected["0"].copy()
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints.save(1, later, META)
+    checkpoints.close()
+    assert (len(alive), most) == (4, 1)
+    assert_equal(checkpoints.restore(1, shapes(**expected)), expected)
+    some = checkpoints.restore(1, shapes(**expected), ["3", "0"])
+    assert_equal(some, {name: expected[name] for name in ("3", "0")})
+
+
+def test_what_cannot_be_made_is_an_error_and_the_older_checkpoint_stays(tmp_path: Path) -> None:
+    def make() -> jax.Array:
+        raise OSError(5, "Input/output error", "/mnt/nvme/file")
+
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    checkpoints.save(1, small(1.0), META)
+    with pytest.raises(OSError, match=r"step 2 could not be written.*Input/output error"):
+        checkpoints.save(2, {"x": Later(shapes(**small(1.0))["x"], make)}, META)
+    assert checkpoints.steps() == [1]
+    checkpoints.save(3, small(3.0), META)
+    checkpoints.close()
+    assert checkpoints.steps() == [1, 3]
+
+
 def test_the_newest_are_kept(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     checkpoints = Checkpoints(folder, keep=2)
@@ -271,7 +309,7 @@ def written(step: int) -> dict[str, jax.Array]:
 WRITER = """
 import os, resource, signal, sys
 import jax.numpy as jnp
-from trainer.checkpoint import Checkpoints
+from trainer.checkpoint import Checkpoints, Later
 
 def save(step):
     checkpoints.save(step, {{"x": jnp.arange({rows}) * 0.1 + step, "y": jnp.int32(step)}}, {{"step": step}})

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from functools import cached_property
+from functools import cached_property, partial
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ import numpy as np
 from models.inputs import Batch
 from sharding.streamed import HOST
 from trainer import logical
+from trainer.checkpoint import Later, Read
 from trainer.logical import Arrays
 from trainer.offload.buckets import Bucket, cut
 from trainer.offload.config import OffloadConfig
@@ -81,19 +82,18 @@ class Offloaded:
         state = self.program.init_here()
         self.state = state._replace(parameters=state.parameters | weights)
 
-    def restore(self, arrays: Mapping[str, jax.Array]) -> None:
+    def restore(self, read: Read) -> None:
+        weights = {}
+
         def rows_of(name: str) -> list[list[np.ndarray]]:
+            arrays = read([f"{kind}.{name}" for kind in self.kinds])
+            master = _moved(arrays[f"parameters.{name}"], DEVICE)
+            weights[name] = self._weight(name, logical.as_stored(self.program, name, master))
             return [self._shards(name, arrays[f"{kind}.{name}"]) for kind in self.kinds]
 
         self.records.fill(rows_of)
-        here = {name: arrays[name] for name in logical.names(self.program) if name not in self._names}
-        weights = {
-            name: self._weight(
-                name, logical.as_stored(self.program, name, _moved(arrays[f"parameters.{name}"], DEVICE))
-            )
-            for name in self.program.offloaded
-        }
-        state = logical.from_logical(self.program, here)
+        here = [name for name in logical.names(self.program) if name not in self._names]
+        state = logical.from_logical(self.program, read(here))
         self.state = state._replace(parameters=state.parameters | weights)
 
     def abstract(self) -> dict[str, jax.ShapeDtypeStruct]:
@@ -130,19 +130,19 @@ class Offloaded:
             self.state = self.state._replace(parameters=self.state.parameters | weights)
         return metrics
 
-    def logical(self) -> Arrays:
-        """See `Keeper`. What the host keeps is in its memory.
+    def logical(self) -> dict[str, jax.Array | Later]:
+        """See `Keeper`. What the host keeps is copied within its memory, an array at a time.
 
         Raises:
             RuntimeError: a step has failed.
         """
         self._require_whole()
         here = [name for name in logical.names(self.program) if name not in self._names]
-        arrays = logical.to_logical(self.program, self.state, here)
-        for name, rows in self.records.read():
-            arrays |= {
-                f"{kind}.{name}": self._logical(name, shards) for kind, shards in zip(self.kinds, rows, strict=True)
-            }
+        arrays: dict[str, jax.Array | Later] = {**logical.to_logical(self.program, self.state, here)}
+        for row, kind in enumerate(self.kinds):
+            for name in self.program.offloaded:
+                array = f"{kind}.{name}"
+                arrays[array] = Later(self._abstract_whole[array], partial(self._logical, name, row))
         return arrays
 
     def _require_whole(self) -> None:
@@ -203,9 +203,9 @@ class Offloaded:
             array = logical.as_stored(self.program, name, _moved(array, DEVICE))
         return self.exchange.shards(name, array)
 
-    def _logical(self, name: str, shards: Sequence[np.ndarray]) -> jax.Array:
-        """Undoes `_shards`."""
-        array = self.exchange.on_host(name, shards)
+    def _logical(self, name: str, row: int) -> jax.Array:
+        """A row of a parameter's records as a logical array in host memory."""
+        array = self.exchange.on_host(name, self.records.shards(name, row))
         if self.program.layouts[name].is_logical:
             return array
         return _moved(logical.as_logical(self.program, name, _moved(array, DEVICE)), HOST)

@@ -5,7 +5,7 @@ A record is a matrix of float32: the master weights in its first row, each momen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 
 import numpy as np
@@ -39,9 +39,14 @@ class Records:
         self._places = [(bucket, group) for bucket in buckets for group in range(num_groups[bucket.name])]
         self.tier = make_tier([bucket.size * num_rows * 4 for bucket, _ in self._places])
 
-    def visit(self, read: bool = True, write: bool = True) -> Generator[tuple[Bucket, int, np.ndarray], None, None]:
-        """Every (bucket, group, record), bucket by bucket. A record is to be changed before the next is asked for."""
-        order = range(len(self._places))
+    def visit(
+        self, read: bool = True, write: bool = True, name: str | None = None
+    ) -> Generator[tuple[Bucket, int, np.ndarray], None, None]:
+        """Every (bucket, group, record), of one parameter if named, bucket by bucket.
+
+        A record is to be changed before the next is asked for.
+        """
+        order = [number for number, (bucket, _) in enumerate(self._places) if name in (None, bucket.name)]
         with closing(self.tier.sweep(order, read=read, write=write)) as sweep:
             for number, record in sweep:
                 bucket, group = self._places[number]
@@ -57,17 +62,11 @@ class Records:
                 for row, shards in zip(record, rows, strict=True):
                     row[:] = shards[group][bucket.start :][: bucket.size]
 
-    def read(self) -> Iterator[tuple[str, list[Shards]]]:
-        """Copies of everything, a parameter at a time: its name, and the shards of each row."""
-        last = {bucket.name: bucket for bucket in self.buckets}
-        rows: list[Shards] = []
-        with closing(self.visit(write=False)) as visit:
+    def shards(self, name: str, row: int) -> Shards:
+        """A copy of one row of one parameter."""
+        size = sum(bucket.size for bucket in self.buckets if bucket.name == name)
+        shards = [np.empty(size, np.float32) for _ in range(self.num_groups[name])]
+        with closing(self.visit(write=False, name=name)) as visit:
             for bucket, group, record in visit:
-                end = last[bucket.name].start + last[bucket.name].size
-                if bucket.start == 0 and group == 0:
-                    rows = [[np.empty(end, np.float32) for _ in range(self.num_groups[bucket.name])] for _ in record]
-                for row, shards in zip(record, rows, strict=True):
-                    shards[group][bucket.start :][: bucket.size] = row
-                if bucket is last[bucket.name] and group == self.num_groups[bucket.name] - 1:
-                    yield bucket.name, rows
-                    rows = []
+                shards[group][bucket.start :][: bucket.size] = record[row]
+        return shards

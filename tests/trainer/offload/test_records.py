@@ -35,6 +35,10 @@ def rows_of(name: str) -> list[Shards]:
     ]
 
 
+def read(records: Records) -> dict[str, list[Shards]]:
+    return {name: [records.shards(name, row) for row in range(ROWS)] for name in SHARDS}
+
+
 @pytest.mark.parametrize("most", [1, 2, 8, 1000])
 def test_what_is_filled_in_is_read(most: int, make_tier: Callable[[Sequence[int]], Tier]) -> None:
     records = Records(list(cut(SHARDS, most)), NUM_GROUPS, ROWS, make_tier)
@@ -46,7 +50,7 @@ def test_what_is_filled_in_is_read(most: int, make_tier: Callable[[Sequence[int]
             return rows_of(name)
 
         records.fill(rows)
-        found = dict(records.read())
+        found = read(records)
     assert asked == list(found) == list(SHARDS), "one parameter at a time is in memory"
     for name in SHARDS:
         np.testing.assert_array_equal(found[name], rows_of(name), err_msg=name)
@@ -62,7 +66,7 @@ def test_what_is_changed_in_a_visit_stays(make_tier: Callable[[Sequence[int]], T
                     expected = rows_of(bucket.name)[row][group][bucket.start :][: bucket.size]
                     np.testing.assert_array_equal(record[row], expected)
                 record[1] += 1
-        for name, rows in records.read():
+        for name, rows in read(records).items():
             changed = [[shard + (number == 1) for shard in row] for number, row in enumerate(rows_of(name))]
             np.testing.assert_array_equal(rows, changed, err_msg=name)
 
@@ -80,7 +84,7 @@ def test_a_copy_does_not_change_with_what_it_is_of(make_tier: Callable[[Sequence
     records = Records(list(cut(SHARDS, 4)), NUM_GROUPS, ROWS, make_tier)
     with closing(records.tier):
         records.fill(rows_of)
-        copies = dict(records.read())
+        copies = read(records)
         with closing(records.visit()) as visit:
             for _, _, record in visit:
                 record[:] = 0
