@@ -8,8 +8,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,8 @@ from sharding.pipeline.executor import Pipeline
 from trainer.attention import chosen
 from trainer.config import Config
 from trainer.metrics import model_flops_per_token
+from trainer.off_device import OffDevice, gradients_passing, off_device
+from trainer.offload.choice import offloaded, streamed
 from trainer.optimizer import RULES
 from trainer.pipeline import make_stages
 from trainer.program import plan_layouts
@@ -29,6 +32,8 @@ from trainer.trace import trace_step
 from trainer.wire import Transfer, busiest
 
 Spec = list[str | list[str] | None]
+OptimizerOn = Literal["device", "host", "nvme"]
+WeightsOn = Literal["device", "host"]
 
 
 @dataclass(frozen=True)
@@ -43,11 +48,16 @@ class Parameter:
     spec: Spec
     """The mesh axes that each dim is cut over, at rest."""
     weights: int
-    """The copy that layers compute with, where it is held for the whole step. A whole float32 master needs no copy."""
+    """The copy that layers compute with, where it is held for the whole step. A whole float32 master needs no copy; an
+    offloaded one leaves its shard's behind."""
     gradients: int
-    """The float32 sum over the micro-batches."""
+    """The float32 sum over the micro-batches; of what is offloaded also the global gradient, which leaves the step."""
     optimizer: int
-    """The float32 master weight and the moments."""
+    """The float32 master weight and the moments. None where they are offloaded."""
+    optimizer_on: OptimizerOn
+    """Where the master weight and the moments are."""
+    weights_on: WeightsOn
+    """Where the weight that layers compute with is, and its gradient: what is on the host is not counted here."""
 
 
 @dataclass(frozen=True)
@@ -104,8 +114,10 @@ class Description:
     activations: list[Activation]
     """What each layer keeps of a micro-batch."""
     memory: Memory
-    host: int
-    """Bytes of activations that wait in host memory, for each device."""
+    state: int
+    """Bytes of `memory` that a step is given and gives back: master weights and moments; of what is offloaded, its
+    weights and its gradients."""
+    off_device: OffDevice
     wire: list[Transfer]
 
 
@@ -118,7 +130,7 @@ def describe(config: Config) -> Description:
     config, assumed = resolve(config)
     sizes = config.mesh.sizes
     groups = num_groups(sizes)
-    held = parameters(config)
+    layouts, held = plan_layouts(config, sizes), parameters(config)
     trace = trace_step(_scanned(config))
     gpu = "" if config.mesh.virtual_devices is None else None
     attention = chosen(config, gpu)
@@ -141,10 +153,11 @@ def describe(config: Config) -> Description:
             weights=sum(parameter.weights for parameter in held),
             gradients=sum(parameter.gradients for parameter in held),
             optimizer=sum(parameter.optimizer for parameter in held),
-            gathered=_gathered(config),
+            gathered=_gathered(config, layouts),
             activations=_kept(config, trace.pipeline, _in(activations, "device")),
         ),
-        host=config.model.layers * _in(activations, "host"),
+        state=sum(_state(layout, parameter, config) for layout, parameter in zip(layouts.values(), held, strict=True)),
+        off_device=off_device(config, layouts, config.model.layers * _in(activations, "host")),
         wire=busiest(trace),
     )
 
@@ -185,18 +198,39 @@ def _scanned(config: Config) -> Config:
 def _parameter(name: str, layout: Layout, config: Config) -> Parameter:
     """What is held follows from when weights are gathered and gradients scattered: see `sharding.zero`."""
     stage, compute = config.zero.stage, jnp.dtype(config.precision.compute)
-    cut = layout.zero_dim is not None
+    cut, is_offloaded, stays = layout.zero_dim is not None, name in offloaded(config), name in streamed(config)
     block, shard = math.prod(layout.block_shape), math.prod(layout.shard_shape)
-    copied = stage < 3 if cut else compute != jnp.float32
+    if is_offloaded:  # the copy at rest, and the gradient that leaves the step
+        weights = compute.itemsize * (shard + (block if cut and stage < 3 else 0))
+        gradients = 4 * (shard + (block if cut and stage < 2 else 0))
+    else:
+        weights = compute.itemsize * (block if (stage < 3 if cut else compute != jnp.float32) else 0)
+        gradients = 4 * (shard if cut and stage >= 2 else block)
     return Parameter(
         name,
         layout.shape,
         layout.stored_shape,
         [list(entry) if isinstance(entry, tuple) else entry for entry in layout.spec],
-        weights=block * compute.itemsize if copied else 0,
-        gradients=4 * (shard if cut and stage >= 2 else block),
-        optimizer=4 * (1 + _num_moments(config)) * shard,
+        weights=0 if stays else weights,
+        gradients=0 if stays else gradients,
+        optimizer=0 if is_offloaded else 4 * (1 + _num_moments(config)) * shard,
+        optimizer_on=_optimizer_on(config) if is_offloaded else "device",
+        weights_on="host" if stays else "device",
     )
+
+
+def _optimizer_on(config: Config) -> OptimizerOn:
+    """Where what is offloaded is."""
+    return "nvme" if config.offload.optimizer == "nvme" else "host"
+
+
+def _state(layout: Layout, parameter: Parameter, config: Config) -> int:
+    """Bytes of a parameter on a device that a step is given and gives back."""
+    if parameter.optimizer_on == "device":
+        return parameter.optimizer
+    if parameter.weights_on == "host":
+        return 0
+    return (jnp.dtype(config.precision.compute).itemsize + 4) * math.prod(layout.shard_shape)
 
 
 def _num_moments(config: Config) -> int:
@@ -234,11 +268,15 @@ def _in(activations: list[Activation], tier: Tier) -> int:
     return sum(activation.bytes for activation in activations if activation.tier == tier)
 
 
-def _gathered(config: Config) -> int:
-    """Bytes of the embedding, of one layer or of the head, whichever is largest, where they are gathered late."""
+def _gathered(config: Config, layouts: Mapping[str, Layout]) -> int:
+    """Bytes of the embedding, of one layer or of the head, whichever is largest, where they are fetched late; and of
+    the gradients that are on their way to the host."""
     parts: Counter[str] = Counter()
-    for name, layout in plan_layouts(config, config.mesh.sizes).items():
-        if config.zero.stage == 3 and layout.zero_dim is not None:
+    itemsize, stays = jnp.dtype(config.precision.compute).itemsize, streamed(config)
+    for name, layout in layouts.items():
+        if name in stays or (config.zero.stage == 3 and layout.zero_dim is not None):
             block = (layout.layer if layout.stacked else layout).block_shape
-            parts[name.split(".")[0]] += math.prod(block) * jnp.dtype(config.precision.compute).itemsize
-    return max(parts.values(), default=0)
+            parts[name.split(".")[0]] += math.prod(block) * itemsize
+    passing = max((4 * math.prod(layouts[name].layer.shard_shape) for name in stays), default=0)
+    micro_batches = config.batch.accumulation(num_groups(config.mesh.sizes))
+    return max(parts.values(), default=0) + gradients_passing(micro_batches) * passing

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json as json_format
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -22,9 +22,19 @@ MEANING = {
     "weights": "copies that layers compute with, held for the whole step",
     "gradients": "float32, summed over the micro-batches",
     "optimizer": "float32: master weights and moments",
-    "gathered": "weights of the part at work (a layer, the embedding or the head), under ZeRO 3",
+    "gathered": "weights of the part at work (a layer, the embedding or the head), under ZeRO 3; from the host, with "
+    "gradients on their way there",
     "activations": "saved for the backward pass, of the micro-batches alive; with stages, their messages too",
 }
+OFF_DEVICE = {
+    "optimizer": "in host memory: float32 master weights and moments",
+    "weights": "in host memory, pinned: of the layers, which fetch them",
+    "gradients": "in host memory, pinned: float32, of the layers",
+    "activations": "in host memory, pinned: saved for the backward pass",
+    "staging": "in host memory: what is on its way to the update and back",
+    "nvme": "in a file: float32 master weights and moments",
+}
+TIERS = {"host": "in host memory", "nvme": "on NVMe"}
 NOT_COUNTED = (
     "Not counted: what only the layer at work needs, a chunk of logits and the head's gradient, the gradients of one "
     "micro-batch before they are added up, and what XLA keeps for itself."
@@ -51,7 +61,7 @@ def _print(description: Description, console: Console) -> None:
         _summary(description),
         _parameters(description),
         _saved(description),
-        _memory(description),
+        *_memory(description),
         _sent(description.wire),
     ):
         console.print(table)
@@ -86,11 +96,12 @@ def _pipeline(stages: Stages) -> Iterator[tuple[str, str]]:
 
 
 def _parameters(d: Description) -> Table:
-    """Two lines each, so that nothing is cut on a terminal of 80 columns."""
+    """Lines one below the other, so that nothing is cut on a terminal of 80 columns."""
     title = "Parameters: bytes per device, and size→padded size/axes of each dim"
     table = make_table(title, ["parameter"], ["weights", "gradients", "optimizer"])
     for p in d.parameters:
-        table.add_row(f"{p.name}\n  {_shape(p)}", binary(p.weights), binary(p.gradients), binary(p.optimizer))
+        lines = [p.name, _shape(p), *_tiers(p)]
+        table.add_row("\n  ".join(lines), binary(p.weights), binary(p.gradients), binary(p.optimizer))
     return table
 
 
@@ -102,14 +113,21 @@ def _saved(d: Description) -> Table:
     return table
 
 
-def _memory(d: Description) -> Table:
-    table = make_table("Memory per device", ["", "", ""])
+def _memory(d: Description) -> Iterator[Table]:
+    yield _sizes("Memory per device", dataclasses.asdict(d.memory), MEANING, {"total": d.memory.total})
+    kept = {name: size for name, size in dataclasses.asdict(d.off_device).items() if size}
+    if kept:
+        totals = {"on the host": d.off_device.host} | ({"on NVMe": d.off_device.nvme} if d.off_device.nvme else {})
+        yield _sizes("Off the devices, for each device", kept, OFF_DEVICE, totals)
+
+
+def _sizes(title: str, sizes: Mapping[str, int], meaning: Mapping[str, str], totals: Mapping[str, int]) -> Table:
+    table = make_table(title, ["", "", ""])
     table.columns[1].justify = "right"
-    for name, size in dataclasses.asdict(d.memory).items():
-        table.add_row(name, binary(size), MEANING[name])
-    table.add_row("total", binary(d.memory.total), style="bold")
-    if d.host:
-        table.add_row("on the host", binary(d.host), "activations, saved likewise; not in the total")
+    for name, size in sizes.items():
+        table.add_row(name, binary(size), meaning[name])
+    for name, size in totals.items():
+        table.add_row(name, binary(size), style="bold")
     return table
 
 
@@ -125,6 +143,14 @@ def _sent(transfers: Sequence[Transfer]) -> Table:
     for line, (count, payload, sent) in lines.items():
         table.add_row(*line, f"{count:,}", binary(payload), binary(sent))
     return table
+
+
+def _tiers(p: Parameter) -> Iterator[str]:
+    """What of it is not on the devices, and where it is instead."""
+    if p.optimizer_on != "device":
+        yield f"optimizer: {TIERS[p.optimizer_on]}"
+    if p.weights_on != "device":
+        yield f"weights and gradients: {TIERS[p.weights_on]}"
 
 
 def _shape(p: Parameter) -> str:

@@ -15,7 +15,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from rich.console import Console
 
 from sharding.mesh import AXES, MeshConfig, make_mesh
+from tests.trainer.planner.arrangements import tiny
 from trainer import held
+from trainer.planner import plan
+from trainer.trainer import Trainer
 
 
 def fake(mesh: Mesh) -> Any:
@@ -26,7 +29,8 @@ def fake(mesh: Mesh) -> Any:
 
     moments = {"mu": put(1_000_000, "data", "tensor"), "nu": put(1_000_000, "data", "tensor")}
     state = SimpleNamespace(parameters={"weight": put(1_000_000, "data")}, optimizer=moments)
-    return SimpleNamespace(restored_state=state, program=SimpleNamespace(mesh=mesh), folder=Path("runs/[a]"))
+    program = SimpleNamespace(mesh=mesh)
+    return SimpleNamespace(restored_state=state, keeper=None, program=program, folder=Path("runs/[a]"))
 
 
 def printed(trainer: Any) -> list[str]:
@@ -77,3 +81,28 @@ def test_many_devices_are_told_in_groups(monkeypatch: pytest.MonkeyPatch) -> Non
     assert cells(printed(trainer)) == [["8", "0.25 MB", "0.25 MB"]]
     trainer.restored_state.parameters["more"] = jax.device_put(jnp.zeros(250_000), jax.devices()[0])
     assert cells(printed(trainer)) == [["1", "1.25 MB", "0.25 MB"], ["7", "0.25 MB", "0.25 MB"]]
+
+
+@pytest.mark.parametrize("tier", ["host", "nvme"])
+def test_what_is_offloaded_is_told_by_where_it_is_and_is_what_was_planned(tier: str, tmp_path: Path) -> None:
+    where = f"path: {tmp_path}, " if tier == "nvme" else ""
+    offload = f"offload={{optimizer: {tier}, parameters: host, {where}bucket: 5000}}"
+    config = tiny("mesh={data: 8}", "zero.stage=3", offload, f"run.dir={tmp_path}", "run.compile_cache=null")
+    trainer, planned = Trainer(config), plan(config)
+    away = planned.off_device
+    lines = printed(trainer)
+    assert [row[2:] for row in cells(lines)] == 8 * [[megabytes(planned.memory.weights), "0.00 MB"]]
+    state = "of master weights and moments (float32)"
+    said = {
+        "host": [f"in host memory, for all devices here: {megabytes(8 * away.optimizer)} {state}"],
+        "nvme": [
+            f"on NVMe, for all devices here: {megabytes(8 * away.nvme)} {state}",
+            f"in host memory: {megabytes(4 * 14 * 4096)} of buffers for these",  # 4 of 64 x 72 x 12 bytes, in pages
+        ],
+    }[tier]
+    weights = f"in host memory that devices read: {megabytes(8 * away.weights)} of layers' weights"
+    assert [line for line in lines if line.startswith(("in host memory", "on NVMe"))] == [*said, weights]
+
+
+def megabytes(size: float) -> str:
+    return f"{size / 1e6:,.2f} MB"

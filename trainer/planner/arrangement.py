@@ -11,6 +11,7 @@ from models.config import ModelConfig
 from models.recompute import RecomputePolicy
 from sharding.mesh import PIPELINE, num_groups
 from trainer.config import Config
+from trainer.offload.choice import num_elements, offloaded
 from trainer.pipeline import make_stages
 from trainer.planner.flow import Flow, lockstep
 from trainer.planner.practice import MESHWRIGHT, OURS, Hidden, Practice
@@ -52,6 +53,12 @@ class Arrangement:
     recompute: RecomputePolicy = "none"
     offload: bool = False
     """Activations wait for their backward passes on the host, as far as the trainer can have them there."""
+    offloaded: float = 0.0
+    """The part of all parameters whose masters and moments are on the host or on NVMe, and updated by the host."""
+    on_nvme: bool = False
+    """They are on NVMe."""
+    streamed: bool = False
+    """The layers' weights and gradients are on the host, but for those at work."""
     keeps_inputs: bool = False
     """A stage keeps only its input, and runs again for its backward pass."""
     spread: bool = False
@@ -88,6 +95,9 @@ class Arrangement:
             zero=config.zero.stage,
             recompute=config.recompute.policy,
             offload=config.offload.activations == "host",
+            offloaded=_offloaded(config),
+            on_nvme=config.offload.optimizer == "nvme",
+            streamed=config.offload.parameters == "host",
             keeps_inputs=mesh[PIPELINE] > 1 and section.keep == "inputs",
             spread=mesh[PIPELINE] > 1 and section.head == "spread",
             parts=config.batch.parts,
@@ -137,3 +147,11 @@ class Arrangement:
     def region(self) -> float:
         """The part of the tokens that norms and residuals of a device are for."""
         return 1 / self.tensor if self.practice.sequence_parallel else 1
+
+
+def _offloaded(config: Config) -> float:
+    """As a part of all, by whole parameters."""
+    if config.offload.optimizer == "none":
+        return 0.0
+    sizes = num_elements(config.model)
+    return sum(sizes[name] for name in offloaded(config)) / sum(sizes.values())

@@ -64,8 +64,10 @@ class CompiledStep:
 
     @property
     def host(self) -> int:
-        """Bytes of XLA's buffers in host memory during a step."""
-        return int(self._memory.host_temp_size_in_bytes)
+        """Bytes of host memory during a step: arguments, results that take no argument's place, and buffers."""
+        memory = self._memory
+        kept = memory.host_argument_size_in_bytes + memory.host_output_size_in_bytes - memory.host_alias_size_in_bytes
+        return int(kept + memory.host_temp_size_in_bytes)
 
     @property
     def total(self) -> int:

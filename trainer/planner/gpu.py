@@ -71,6 +71,10 @@ class Gpu:
     """Bytes/s that each GPU of a node can send to other nodes while all do, by the data sheet."""
     host_bandwidth: float = Field(gt=0)
     """Bytes/s each way between a GPU and its host's memory, by the data sheet."""
+    host_memory_bandwidth: float = Field(gt=0)
+    """Bytes/s that the host's memory is read and written with: a GPU's part of its node's, by data sheets."""
+    nvme_bandwidth: float = Field(gt=0)
+    """Bytes/s that disks are read and written with, in sum: a GPU's part of its node's. An assumption: put in yours."""
     network_latency: float = Field(ge=0)
     """Seconds for each node that a ring passes."""
     launch_seconds: float = Field(ge=0)

@@ -12,8 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr
 
+from sharding.layout import Layout
 from trainer.description import parameters
 from trainer.flops import flops, kernels
 from trainer.planner.comparison import REPEATED, Line, is_repeated
@@ -116,12 +118,20 @@ def _kernels(program: ClosedJaxpr, module: Module, shares: Mapping[str, Fraction
 
 
 def _master(program: Program, arguments: Sequence[Instruction]) -> Line:
-    planned = 4 * sum(math.prod(layout.shard_shape) for layout in program.layouts.values())
-    return Line(name="master weights", traced=planned, compiled=_num_bytes(arguments, MASTER))
+    """Of what is offloaded: its copy, wherever it stays."""
+    itemsize = jnp.dtype(program.zero.compute).itemsize
+    sizes = {
+        name: math.prod(layout.shard_shape) * (itemsize if name in program.offloaded else 4)
+        for name, layout in program.layouts.items()
+    }
+    name = "weights" if program.offloaded else "master weights"
+    return Line(name=name, traced=sum(sizes.values()), compiled=_num_bytes(arguments, MASTER))
 
 
 def _moments(program: Program, arguments: Sequence[Instruction]) -> Line:
-    masters = 4 * sum(math.prod(layout.shard_shape) for layout in program.layouts.values())
+    masters = 4 * sum(
+        math.prod(layout.shard_shape) for name, layout in program.layouts.items() if name not in program.offloaded
+    )
     planned = sum(parameter.optimizer for parameter in parameters(program.config)) - masters
     counters = [one for one in arguments if one.op_name.startswith(MOMENTS) and one.results[0].dims == ()]
     line = Line(name="moments", traced=planned, compiled=_num_bytes(arguments, MOMENTS))
@@ -147,14 +157,22 @@ def _num_bytes(arguments: Sequence[Instruction], begin: str) -> int:
 def _gradients(program: Program, module: Module) -> Iterator[Line]:
     """Their sum over micro-batches: float32 arrays of their sizes, of those that a loop carries and changes.
 
-    None with one micro-batch: then no loop carries them, and where they are cannot be told.
+    None where no loop carries them, and where they are cannot be told: with one micro-batch, or where layers are
+    streamed, when the first is not in the loop, with two.
     """
-    if program.accumulation == 1 and program.pipeline is None:
+    in_loop = program.accumulation - (1 if program.streamed else 0)
+    if in_loop <= 1 and program.pipeline is None:
         return
-    planned = Counter(parameter.gradients for parameter in parameters(program.config))
+    planned = Counter(4 * math.prod(_summed(layout, program)) for layout in program.layouts.values())
     loops = (one for part in module.computations.values() for one in part.instructions if one.opcode == "while")
     summed = max((_in_float32(_changed(module, loop)) & planned for loop in loops), key=_total)
     yield Line(name="gradients, summed", traced=_total(planned), compiled=_total(summed))
+
+
+def _summed(layout: Layout, program: Program) -> tuple[int, ...]:
+    """The shape of a gradient's sum: scattered, where that is done for each micro-batch."""
+    is_scattered = layout.zero_dim is not None and program.zero.stage >= 2
+    return layout.shard_shape if is_scattered else layout.block_shape
 
 
 def _changed(module: Module, loop: Instruction) -> Iterator[Array]:

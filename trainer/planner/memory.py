@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import astuple, dataclass, fields
 
+from trainer.off_device import gradients_passing
 from trainer.planner.arrangement import Arrangement
 from trainer.planner.gpu import Gpu
 from trainer.planner.kept import bytes_kept, bytes_on_device, bytes_on_host, scores
@@ -30,7 +31,7 @@ class Memory:
     """Kept for backward passes, and those of the block at work."""
     logits: float
     gathered: float
-    """Weights gathered for the part at work."""
+    """Weights fetched for the part at work; where they are streamed from the host, gradients on their way there too."""
     pipeline: float
     """Messages between stages."""
     collectives: float
@@ -74,27 +75,42 @@ class _Parts:
     def elements(self) -> float:
         return self.stage.elements
 
+    @property
+    def _elements(self) -> float:
+        """Without those that are streamed."""
+        return self.elements - self.stage.streamed(self.a)
+
+    @property
+    def _offloaded(self) -> float:
+        """Of these, those whose masters and moments are not on the device."""
+        return self.elements * self.a.offloaded - self.stage.streamed(self.a)
+
     def weights(self) -> float:
-        is_master = self.a.itemsize == 4 and self.a.sharded == 0
-        return 0.0 if self.a.sharded == 3 or is_master else self.elements * self.a.itemsize
+        a = self.a
+        is_master = a.itemsize == 4 and a.sharded == 0
+        gathered = 0.0 if a.sharded == 3 or is_master else self.elements * (1 - a.offloaded)
+        of_offloaded = 1 / a.shares + (a.sharded in (1, 2))  # at rest, and gathered for the step
+        return (gathered + self._offloaded * of_offloaded) * a.itemsize
 
     def gradients(self) -> float:
         a = self.a
         shares = a.data if a.sharded >= 2 else 1
-        of_sum = self.elements * a.sum_itemsize / shares
+        of_sum = self._elements * a.sum_itemsize / shares
+        if a.sharded == 1:  # that leave the step
+            of_sum += self._offloaded * a.sum_itemsize / a.shares
         itemsize = a.itemsize if a.sharded < 2 else a.sum_itemsize  # what is scattered is summed in that
         apart = a.practice.micro_gradients and a.micro_batches > 1 and (a.sharded >= 2 or a.sum_itemsize != a.itemsize)
-        of_micro_batch = self.elements * itemsize / shares / (a.chunks if a.practice.lockstep else 1) if apart else 0
+        of_micro_batch = self._elements * itemsize / shares / (a.chunks if a.practice.lockstep else 1) if apart else 0
         # XLA copies them once more where a stage may skip a layer.
         copies = 2 if a.practice.lockstep and len(set(a.layers)) > 1 else 1
         return of_sum + copies * of_micro_batch
 
     def master(self) -> float:
-        return 4 * self.elements / self.a.shares
+        return 4 * self.elements * (1 - self.a.offloaded) / self.a.shares
 
     def optimizer(self) -> float:
         copies = 1 if self.a.sum_itemsize < 4 else 0
-        return 4 * (self.a.moments + copies) * self.elements / self.a.shares
+        return 4 * (self.a.moments + copies) * self.elements * (1 - self.a.offloaded) / self.a.shares
 
     def activations(self) -> float:
         a = self.a
@@ -115,7 +131,12 @@ class _Parts:
         return tokens * vocab(a) * practice.loss_bytes
 
     def gathered(self) -> float:
-        return self.part * self.a.itemsize if self.a.sharded == 3 else 0.0
+        a = self.a
+        if not a.streamed:
+            return self.part * a.itemsize if a.sharded == 3 else 0.0
+        matrix = max(inputs * outputs for inputs, outputs in self.block.matrices)
+        at_work = self.part if a.sharded == 3 else self.block.elements
+        return at_work * a.itemsize + gradients_passing(a.micro_batches) * 4 * matrix / a.shares
 
     def pipeline(self) -> float:
         # One on its way each way, and one in each inbox. Asynchronous stages keep what arrives as the block's input.

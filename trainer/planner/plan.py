@@ -14,14 +14,16 @@ from typing import Literal
 from trainer.config import Config
 from trainer.description import describe, resolve
 from trainer.errors import ConfigError
+from trainer.off_device import OffDevice
 from trainer.planner.arrangement import Arrangement
 from trainer.planner.auto import fill_in
 from trainer.planner.estimate import estimate
 from trainer.planner.fitting import helps, largest_micro_batch
 from trainer.planner.gpu import load
+from trainer.planner.host_update import HostUpdate
 from trainer.planner.links import Cluster
 from trainer.planner.memory import Memory
-from trainer.planner.seconds import Seconds
+from trainer.planner.seconds import Seconds, Step
 from trainer.planner.traced import traced_stages
 from trainer.units import DAY, HOUR
 from trainer.wire import Kind, Transfer
@@ -63,8 +65,12 @@ class Plan:
     fits: bool
     memory_bytes: float
     """That a GPU has."""
-    host_bytes: float
-    """That wait for each GPU in its host's memory."""
+    state_bytes: float
+    """That a step is given and gives back: masters and moments; of what is offloaded, its weights and gradients."""
+    off_device: OffDevice
+    """What is kept for each GPU in its host's memory, and on NVMe."""
+    host_update: HostUpdate
+    """What the update on the host is made of, side by side. The rates of host memory and disks are the GPU's file's."""
     stages: tuple[Memory, ...]
     """Of a GPU of each pipeline stage. Stages of one lockstep program hold alike."""
     worst_stage: int
@@ -86,6 +92,11 @@ class Plan:
     """FLOPs that are executed, recompute included, over the same peak."""
     checkpoint_bytes: float
     """Of the whole state, on disk."""
+
+    @property
+    def host_bytes(self) -> float:
+        """That are kept for each GPU in its host's memory."""
+        return self.off_device.host
 
     @property
     def memory(self) -> Memory:
@@ -141,7 +152,9 @@ def plan(config: Config, gpu: str = "h100", gpus: int | None = None, gpus_per_no
         accumulation=description.accumulation,
         fits=fits,
         memory_bytes=kind.memory_bytes,
-        host_bytes=description.host,
+        state_bytes=description.state,
+        off_device=description.off_device,
+        host_update=Step(estimated.arrangement, Cluster(kind, gpus_per_node)).host_update,
         stages=stages,
         worst_stage=worst,
         largest_micro_batch=largest_micro_batch(config, kind),

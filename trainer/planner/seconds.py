@@ -11,10 +11,11 @@ from functools import cached_property
 
 from trainer.planner.arrangement import Arrangement
 from trainer.planner.cost import Cost, Costs
+from trainer.planner.host_update import HostUpdate, host_update
 from trainer.planner.kept import bytes_on_host
 from trainer.planner.links import Cluster, Group
 from trainer.planner.practice import Hidden
-from trainer.planner.sizes import stages
+from trainer.planner.sizes import Stage, stages
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,9 @@ class Seconds:
     data: float
     """Weights gathered and gradients reduced, over `data` and `replica`."""
     host: float
-    """Activations to the host and back."""
+    """Activations to the host and back; streamed weights from there, and their gradients back."""
+    host_update: float
+    """The update of what is offloaded, with gradients on their way to the host and weights on theirs back."""
     bubble: float
     """Waiting for other stages."""
 
@@ -65,7 +68,8 @@ class Step:
             tensor=self.exposed("tensor", micro_batch.tensor, micro_batch.work) * a.micro_batches,
             stages=(self.exposed("stages", sent, micro_batch.work) + self.spread) * a.micro_batches,
             data=self.data,
-            host=self.host * a.micro_batches,
+            host=(self.host + self.streamed) * a.micro_batches,
+            host_update=self.host_update.seconds,
             bubble=(a.flow.rounds - a.chunks * a.micro_batches) * pace,
         )
 
@@ -111,9 +115,18 @@ class Step:
         return repeated + self.costs.backward
 
     @cached_property
+    def fullest(self) -> Stage:
+        """The stage that holds most."""
+        return max(stages(self.a), key=lambda stage: stage.elements)
+
+    @property
     def elements(self) -> float:
-        """Parameters of a device, of the stage that holds most."""
-        return max(stage.elements for stage in stages(self.a))
+        """Parameters of a device of that stage."""
+        return self.fullest.elements
+
+    @cached_property
+    def host_update(self) -> HostUpdate:
+        return host_update(self.a, self.fullest, self.cluster.gpu)
 
     @cached_property
     def across(self) -> Group:
@@ -148,10 +161,13 @@ class Step:
 
     @cached_property
     def optimizer(self) -> float:
-        """Seconds of the norm, and of the update: masters and moments are read and written, weights written."""
+        """Seconds of the norm, and of the update: masters and moments are read and written, weights written.
+
+        The norm of streamed gradients is taken as they are made.
+        """
         a = self.a
-        state = 2 * 4 * (1 + a.moments) + 4 + a.itemsize
-        moved = self.elements * (a.sum_itemsize + state / a.shares)
+        state = (2 * 4 * (1 + a.moments) + 4 + a.itemsize) * (1 - a.offloaded)
+        moved = (self.elements - self.fullest.streamed(a)) * a.sum_itemsize + self.elements * state / a.shares
         return moved / self.cluster.gpu.bytes_per_second
 
     @cached_property
@@ -173,6 +189,18 @@ class Step:
         a, layers = self.a, self.a.depth * self.a.chunks
         once = layers * bytes_on_host(a, self.costs.block) / self.cluster.gpu.host_bandwidth
         return self.exposed("to_host", once, self.forward.work * layers) + once
+
+    @cached_property
+    def streamed(self) -> float:
+        """Seconds of one micro-batch's weights from the host, for its forward and its backward pass, and of gradients:
+        their sum so far from there and, as far as nothing hides it, the new one back. By XLA's schedule for an H100, a
+        layer begins when nearly all is there that it needs."""
+        a = self.a
+        shards = self.fullest.streamed(a) / a.shares
+        sums = 4 * shards / self.cluster.gpu.host_bandwidth
+        weights = 2 * a.itemsize * shards / self.cluster.gpu.host_bandwidth
+        not_first = 1 - 1 / a.micro_batches
+        return weights + sums * not_first + self.exposed("to_host", sums, self.backward.work * a.depth * a.chunks)
 
     def _gathered(self, once: float) -> float:
         """What is left of gathers that take the seconds `once` each: at the start of a step, or for every use."""

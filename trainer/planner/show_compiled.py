@@ -21,10 +21,10 @@ from trainer.tables import make_table
 from trainer.units import GIB
 
 COMPILED = {
-    "state": "master weights and moments; compiled, with the batch",
+    "state": "given and given back: masters, moments, or what is there instead; compiled, with the batch",
     "temporary": "all else that a step needs",
     "total": "without overhead",
-    "host": "in host memory: activations",
+    "host": "in host memory during a step",
 }
 Units = tuple[tuple[str, float], ...]
 """From the largest to the smallest."""
@@ -40,14 +40,14 @@ WORTH_SAYING = 1e-3
 def compared(made: Plan, step: CompiledStep) -> dict[str, Any]:
     """What XLA sets aside, in bytes of a GPU, beside the plan without its overhead, which XLA does not know; and the
     ledger of the traced step beside the compiled one."""
-    state = made.memory.master + made.memory.optimizer
+    state = made.state_bytes
     total = made.memory.total - made.memory.overhead
     return {
         "seconds": step.seconds,
         "state": {"planned": state, "compiled": step.state},
         "temporary": {"planned": total - state, "compiled": step.temporary},
         "total": {"planned": total, "compiled": step.total},
-        "host": {"planned": made.host_bytes, "compiled": step.host},
+        "host": {"planned": made.off_device.in_step, "compiled": step.host},
         "difference": total / step.total - 1,
         "ledger": _ledger(step),
     }

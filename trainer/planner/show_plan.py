@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json as json_format
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ from trainer.planner.links import Cluster
 from trainer.planner.plan import Plan, on, plan
 from trainer.planner.show_compiled import compared, compiled_tables
 from trainer.planner.show_overlap import overlap_table, overlapped
-from trainer.planner.words import MEMORY, SECONDS, fullest
+from trainer.planner.words import ASSUMED, HOST_UPDATE, MEMORY, SECONDS, fullest
+from trainer.show import OFF_DEVICE
 from trainer.tables import make_table, wide_console
 from trainer.units import GIB
 
@@ -72,7 +74,7 @@ def show_plan(
         tree = as_dict(made, tokens, storage) | ({"compiled": found} if found else {})
         print(json_format.dumps(tree, indent=2))
         return
-    tables = [_summary(made, tokens, storage), _memory(made), _seconds(made), _wire(made)]
+    tables = [_summary(made, tokens, storage), _memory(made), *_off_device(made), _seconds(made), _wire(made)]
     for table in [*tables, *(_compiled(found) if found else [])]:
         wide_console().print(table)
     if html is not None:
@@ -86,6 +88,7 @@ def _compiled(found: dict[str, Any]) -> list[Table]:
 def as_dict(made: Plan, tokens: float | None = None, storage: float | None = None) -> dict[str, Any]:
     """Plain data, with totals."""
     totals = {"memory": dataclasses.asdict(made.memory), "bytes_per_gpu": made.memory.total}
+    totals |= {"host_bytes": made.host_bytes}
     tree = dataclasses.asdict(made) | totals
     if storage is not None:
         tree |= {"checkpoint_seconds": made.checkpoint_seconds(storage)}
@@ -108,6 +111,8 @@ def _summary(made: Plan, tokens: float | None, storage: float | None) -> Table:
         table.add_row("", fullest(made))
     if made.host_bytes:
         table.add_row("", f"and {made.host_bytes / GIB:.1f} GiB of host memory for each GPU")
+    if made.off_device.nvme:
+        table.add_row("", f"and {made.off_device.nvme / GIB:.1f} GiB of NVMe for each GPU")
     if not made.fits:
         table.add_row("would fit with", "\n".join(made.helps) or "larger GPUs, or many more")
     table.add_row("micro batch", f"{made.micro_batch}; largest that fits: {made.largest_micro_batch or 'none'}")
@@ -133,6 +138,24 @@ def _memory(made: Plan) -> Table:
         table.add_row(field.name, MEMORY[field.name], f"{getattr(made.memory, field.name) / GIB:.2f}")
     table.add_row("total", "", f"{made.memory.total / GIB:.2f}", style="bold")
     return table
+
+
+def _off_device(made: Plan) -> Iterator[Table]:
+    """What is elsewhere, and what its update takes, if there is any."""
+    if kept := {name: size for name, size in dataclasses.asdict(made.off_device).items() if size}:
+        table = make_table("Off the GPU, for each GPU", ["", ""], ["GiB"])
+        for name, size in kept.items():
+            table.add_row(name, OFF_DEVICE[name], f"{size / GIB:.2f}")
+        yield table
+    if lanes := made.host_update.lanes:
+        title = "The update on the host: lanes side by side, the slowest counts"
+        table = make_table(title, ["lane", "what"], ["GB", "GB/s", "seconds"])
+        for name, lane in lanes.items():
+            rate = f"{lane.bandwidth / 1e9:.1f}"
+            table.add_row(name, HOST_UPDATE[name], f"{lane.bytes / 1e9:.2f}", rate, f"{lane.seconds:.3f}")
+        table.caption = ASSUMED
+        table.caption_justify = "left"
+        yield table
 
 
 def _seconds(made: Plan) -> Table:

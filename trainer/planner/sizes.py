@@ -90,6 +90,10 @@ class Stage:
     def elements(self) -> float:
         return self.blocks + self.embedding + self.head
 
+    def streamed(self, arrangement: Arrangement) -> float:
+        """Those that stay on the host until they are used."""
+        return self.blocks if arrangement.streamed else 0.0
+
 
 def stages(arrangement: Arrangement) -> list[Stage]:
     """What each stage holds. In lockstep all have room for the deepest chunks, and hold embedding and head alike."""

@@ -26,9 +26,17 @@ SECONDS = {
     "tensor": "tensor parallelism's exchanges, not hidden",
     "stages": "activations between stages, not hidden",
     "data": "weights and gradients over data and replica, not hidden",
-    "host": "activations to the host, not hidden, and back",
+    "host": "to the host, not hidden, and back: activations, streamed layers",
+    "host_update": "the update of what is offloaded, and its way: not hidden",
     "bubble": "waiting for other stages",
 }
+HOST_UPDATE = {
+    "down": "gradients to the host",
+    "update": "host memory, read and written",
+    "up": "new weights to the GPU",
+    "nvme": "disks, read and written",
+}
+ASSUMED = "Data sheets' rates; nvme_bandwidth of the GPU's file is an assumption, to be replaced by your disks'."
 
 
 def fullest(made: Plan) -> str:

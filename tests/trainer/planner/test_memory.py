@@ -123,7 +123,7 @@ def test_what_is_offloaded_leaves_the_device_for_the_host(tensor: int, attention
     of_block, layers = block(config.model, tensor), config.model.layers
     assert layers * bytes_on_device(arrangement, of_block) == pytest.approx(traced.memory.activations, rel=0.01)
     # The closed form does not count the log-sum-exp of kernels.
-    assert layers * bytes_on_host(arrangement, of_block) == pytest.approx(traced.host, rel=0.05)
+    assert layers * bytes_on_host(arrangement, of_block) == pytest.approx(traced.off_device.activations, rel=0.05)
     kept = dataclasses.replace(arrangement, offload=False)
     assert stage_memory(arrangement, H100)[0].activations <= stage_memory(kept, H100)[0].activations
-    assert describe(tiny(f"recompute={recompute}")).host == 0
+    assert describe(tiny(f"recompute={recompute}")).off_device.activations == 0

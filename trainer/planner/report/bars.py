@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 BLUE, TEAL, GREEN, PURPLE, LILAC = "#3f8ff0", "#1b9aaa", "#2da44e", "#8250df", "#bf94ff"
-ORANGE, AMBER, PINK, BROWN, GREY = "#e8863a", "#f2b866", "#d1618f", "#a8713c", "#8d96a0"
+ORANGE, AMBER, PINK, BROWN, GREY, RED = "#e8863a", "#f2b866", "#d1618f", "#a8713c", "#8d96a0", "#cf4a4a"
 
 MEMORY = {
     "weights": BLUE,
@@ -33,6 +33,7 @@ SECONDS = {
     "stages": AMBER,
     "data": PINK,
     "host": BROWN,
+    "host_update": RED,
     "bubble": GREY,
 }
 

@@ -1,0 +1,65 @@
+"""How long the host takes to update what is offloaded: gradients come down, are used, and new weights go up.
+
+Bucket by bucket, all of them at the same time: the slowest counts. What devices compute hides none of it, as the update
+waits for the norm of all gradients, and the next step for all weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from trainer.planner.arrangement import Arrangement
+from trainer.planner.gpu import Gpu
+from trainer.planner.sizes import Stage
+
+
+@dataclass(frozen=True)
+class Lane:
+    """What one of them moves for one GPU, and how fast, were it alone. A node's GPUs share its memory and its disks."""
+
+    bytes: float
+    bandwidth: float
+    """Bytes/s."""
+
+    @property
+    def seconds(self) -> float:
+        return self.bytes / self.bandwidth
+
+
+@dataclass(frozen=True)
+class HostUpdate:
+    """The lanes, which work side by side."""
+
+    down: Lane
+    """Gradients over the link to the host, float32."""
+    update: Lane
+    """Host memory, read and written."""
+    up: Lane
+    """New weights over the link, in the dtype that is computed with."""
+    nvme: Lane
+    """Masters and moments, read and written on disk."""
+
+    @property
+    def lanes(self) -> dict[str, Lane]:
+        """Those that have something to do."""
+        return {field.name: lane for field in fields(self) if (lane := getattr(self, field.name)).bytes}
+
+    @property
+    def seconds(self) -> float:
+        """Of the slowest."""
+        return max((lane.seconds for lane in self.lanes.values()), default=0.0)
+
+
+def host_update(a: Arrangement, stage: Stage, gpu: Gpu) -> HostUpdate:
+    """Of a device of a stage. What is streamed has its gradients and its weights on the host already."""
+    away = a.offloaded * stage.elements / a.shares
+    streamed = stage.streamed(a) / a.shares
+    linked = away - streamed
+    state = 2 * 4 * (1 + a.moments)  # read and written
+    moved = away * (state + 4 + a.itemsize) + streamed * 2 * a.itemsize  # which are copied once more
+    return HostUpdate(
+        down=Lane(4 * linked, gpu.host_bandwidth),
+        update=Lane(moved, gpu.host_memory_bandwidth),
+        up=Lane(a.itemsize * linked, gpu.host_bandwidth),
+        nvme=Lane(away * state if a.on_nvme else 0.0, gpu.nvme_bandwidth),
+    )
