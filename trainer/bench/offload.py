@@ -22,6 +22,7 @@ import numpy as np
 from sharding.layout import Dim, Layout
 from sharding.mesh import MeshConfig, make_mesh
 from trainer.offload.buckets import cut
+from trainer.offload.buffers import allocate
 from trainer.offload.exchange import Exchange
 from trainer.offload.nvme import Nvme
 from trainer.offload.tiers import Memory, Tier
@@ -71,12 +72,13 @@ def update_rate(name: Name, bucket: int) -> float:
 
 
 def memory_rate() -> float:
-    """Bytes a second, read and written together, at which all threads copy arrays."""
+    """Bytes a second, read and written together, at which all threads add one array to another."""
     threads = os.cpu_count() or 1
-    source, target = (np.ones(IN_MEMORY, np.float32) for _ in range(2))
+    source, target = (allocate(4 * IN_MEMORY).view(np.float32) for _ in range(2))
+    source[:] = 1
     parts = list(zip(np.array_split(target, threads), np.array_split(source, threads), strict=True))
     with ThreadPoolExecutor(threads) as pool:
-        return 2 * source.nbytes / _seconds(lambda: list(pool.map(lambda part: np.copyto(*part), parts)))
+        return 3 * source.nbytes / _seconds(lambda: list(pool.map(lambda part: np.add(*part, out=part[0]), parts)))
 
 
 def copy_rates(device: jax.Device, dtype: np.dtype, bucket: int) -> Copies:
@@ -156,7 +158,8 @@ def proposed(rates: Mapping[Setting, float]) -> Setting:
 def _updates(tier: Tier, name: Name, bucket: int) -> Callable[[], None]:
     """What visits every record and updates it."""
     update, rate, factor = HostUpdate(OptimizerConfig(name=name)), np.float32(1e-4), np.float32(0.5)
-    gradients, weights = np.full(IN_MEMORY, 1e-3, np.float32), np.zeros(bucket, jnp.bfloat16)
+    gradients, weights = allocate(4 * IN_MEMORY).view(np.float32), np.zeros(bucket, jnp.bfloat16)
+    gradients[:] = 1e-3
 
     def run() -> None:
         with contextlib.closing(tier.sweep(range(len(tier.sizes)))) as sweep:

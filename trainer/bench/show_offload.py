@@ -71,7 +71,7 @@ def _optimizers_table(rates: Mapping[Name, float], memory: float) -> Table:
     )
     table.caption, table.caption_justify = (
         "Parameters a second, clipped, with weight decay, new weights in bfloat16. An update reads the gradient and "
-        f"its state, and writes state and weight. Memory copies {memory / 1e9:.3g} GB/s, read and written together.",
+        f"its state, and writes state and weight. Memory's: arrays are added in place at {memory / 1e9:.3g} GB/s.",
         "left",
     )
     for name, rate in rates.items():
