@@ -14,13 +14,13 @@ from jax.sharding import SingleDeviceSharding
 from trainer.bench.speed import problem_of
 from trainer.tables import make_table, wide_console
 
-NUM_BYTES = 2**30
+NUM_BYTES = 2**29
 ROUNDS = 5
 
 
 def check(device: jax.Device, dry: bool) -> list[str]:
     """Prints the rates; returns what failed, a line each."""
-    size = NUM_BYTES // (2**10 if dry else 1)
+    size = NUM_BYTES // (2**9 if dry else 1)
     table = make_table(f"Copies of {size / 2**20:,.0f} MiB", ["from", "to"], ["GB/s"])
     wrong = []
     for source, target, make, copy in _copies(device, size):
