@@ -188,6 +188,7 @@ class Program:
             pipeline=self.pipeline,
             offloaded=self.offloaded,
             streamed=self.streamed,
+            in_turn=self.on_cpu,
         )
 
     def abstract_state(self) -> Tree:

@@ -6,7 +6,7 @@ as a loss, the optimizer only as an elementwise update, and ZeRO only as `before
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from models.decoder import STACK, Decoder, Policy
 from models.inputs import Batch
 from sharding import collectives, streamed
 from sharding.layout import Layout
-from sharding.mesh import BATCH_AXES
+from sharding.mesh import AXES, BATCH_AXES
 from sharding.pipeline.executor import Parts, Pipeline
 from sharding.zero import Zero
 from trainer import loss_scale
@@ -84,6 +84,8 @@ class TrainStep:
     """The parameters that are updated elsewhere, from what `split` gives."""
     streamed: tuple[str, ...] = ()
     """Those of them that stay in host memory, as do their gradients."""
+    in_turn: bool = False
+    """Micro-batches of streamed weights do not overlap: see `collectives.is_there`."""
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         state, metrics, _ = self.split(state, batch)
@@ -220,7 +222,11 @@ class TrainStep:
         sums = {name: streamed.Sum(*found.pop(name)) for name in start}
         total = loss, {name: gradient.astype(jnp.float32) for name, gradient in found.items()}, sums
         if self.micro_batch < len(batch.tokens):
-            total, _ = jax.lax.scan(accumulate, total, jax.tree.map(lambda x: x[1:], batches))
+            others = jax.tree.map(lambda x: x[1:], batches)
+            if self.in_turn:
+                done = [*total[1].values(), *(so_far.square for so_far in sums.values())]
+                others = others._replace(tokens=jnp.where(_are_there(done), others.tokens, 0))
+            total, _ = jax.lax.scan(accumulate, total, others)
         loss, gradients, sums = total
         gradients |= {name: so_far.total for name, so_far in sums.items()}
         return loss, gradients, {name: so_far.square.sum() for name, so_far in sums.items()}
@@ -232,6 +238,12 @@ class TrainStep:
         parameters = {name: state.parameters[name] for name in gradients}
         updates, optimizer = self.optimizer.update(gradients, state.optimizer, parameters)
         return {name: parameters[name] - rate * updates[name] for name in updates}, optimizer
+
+
+def _are_there(arrays: Sequence[jax.Array]) -> jax.Array:
+    """True on all devices, but only once they all have these arrays."""
+    there = jnp.stack([collectives.varying(collectives.is_there(x), AXES) for x in arrays]).all()
+    return collectives.all_max(there.astype(jnp.int32), AXES) > 0
 
 
 def _choose(new_is_good: jax.Array, new: Any, old: Any) -> Any:

@@ -178,7 +178,7 @@ class Ticks:
         """`zero`, without which no tick can begin, after all that the ticks are given, where that has to be said."""
         if self.pipeline.in_turn:
             for given in jax.tree.leaves((self.leaves, self.batches)):
-                zero = jnp.where(_is_there(given), zero, 1)
+                zero = jnp.where(collectives.is_there(given), zero, 1)
         return zero
 
     def tick(self, index: int, phase: Phase, carry: Carry, row: Row) -> tuple[Carry, None]:
@@ -217,7 +217,7 @@ class Ticks:
     def send(self, x: jax.Array, by: int, after: jax.Array) -> jax.Array:
         """To the next stage (1) or the one before (-1); one thing `after` the other, where that has to be said."""
         if self.pipeline.in_turn:
-            x = jnp.where(_is_there(after), x, 0)
+            x = jnp.where(collectives.is_there(after), x, 0)
         return collectives.shift(x, AXIS, by, self.around)
 
     def forward_only(self, learned: Arrays, others: Tree, x: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
@@ -262,12 +262,6 @@ def _zeros(like: jax.ShapeDtypeStruct, slots: int | None = None) -> jax.Array:
     """Zeros of one shape and type, or [slots, ...] of them."""
     shape = like.shape if slots is None else (slots, *like.shape)
     return collectives.varying(jnp.zeros(shape, like.dtype), tuple(collectives.varying_axes(like)))
-
-
-def _is_there(x: jax.Array) -> jax.Array:
-    """True, but only once `x` is computed."""
-    bits = jax.lax.bitcast_convert_type(x.ravel()[0].astype(jnp.float32), jnp.uint32)
-    return (bits | 1) > 0
 
 
 def _get(slots: jax.Array, slot: jax.Array) -> jax.Array:
