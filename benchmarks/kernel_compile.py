@@ -25,6 +25,7 @@ from benchmarks.common import show
 from pallas_kernels.flash.tiles import tiles_for
 from trainer.bench.probe import FEATURES, KERNELS, Job, Report, probe
 from trainer.errors import ConfigError
+from trainer.planner.compiled import check_installed
 
 ALL = " ".join(FEATURES)
 # GPUs, head dims, dtype, features
@@ -48,6 +49,22 @@ def jobs() -> dict[str, Job]:
             tile = getattr(tiles_for(gpu, head_dim, dtype), kernel)
             job = Job(gpu, kernel, tile, head_dim, dtype, features, spills=False)
             found[f"{gpu} {kernel} {head_dim} {dtype} {features}"] = job
+    return found
+
+
+def require_compiler() -> None:
+    """Ends the program, in one line, where XLA cannot compile for GPUs."""
+    try:
+        check_installed("this benchmark")
+    except ConfigError as error:
+        sys.exit(f"error: {error}")
+
+
+def having(words: Sequence[str], named: Mapping[str, Job]) -> dict[str, Job]:
+    """Those that have every word in their names; ends the program, in one line, where there is none."""
+    found = {name: job for name, job in named.items() if set(words) <= set(name.replace(",", "").split())}
+    if not found:
+        sys.exit(f"error: no kernel has all of these in its name: {' '.join(words)}; one is {next(iter(named))!r}")
     return found
 
 
@@ -138,8 +155,7 @@ def _row(job: Job, report: Report) -> list[str]:
 
 def main(arguments: Sequence[str]) -> int:
     """How many kernels are not as they should be."""
-    words = {word for word in arguments if word != "--golden"}
-    named = {name: job for name, job in jobs().items() if words <= set(name.split())}
+    named = having([word for word in arguments if word != "--golden"], jobs())
     reports = compile_all("Kernels of flash attention", named)
     bad = all_wrong(named, reports)
     if "--golden" in arguments and not bad:
@@ -148,4 +164,5 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    require_compiler()
     sys.exit(main(sys.argv[1:]) > 0)

@@ -1,19 +1,21 @@
 """Flash attention's kernels as every preset asks for them, compiled for each GPU of a data centre.
 
-    nice python -m benchmarks.kernel_presets    needs what `pip install -e '.[plan]'` adds, and no GPU
+    nice python -m benchmarks.kernel_presets [WORD...]    needs what `pip install -e '.[plan]'` adds, and no GPU
 
-A kernel is made for a head dim, for so many query heads that share a key head, and for what masks and biases scores;
-how many heads a device has is up to the mesh. Presets that are alike in that share a compile, of the most heads and the
-longest context among them. What is looked at is what kernel_compile looks at, and so is the exit code.
+Of all kernels, or of those that have every WORD in their names, as in `h100 d_keys llama3-8b`. A kernel is made for a
+head dim, for so many query heads that share a key head, and for what masks and biases scores; how many heads a device
+has is up to the mesh. Presets that are alike in that share a compile, of the most heads and the longest context among
+them. What is looked at is what kernel_compile looks at, and so is the exit code.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
 from itertools import product
 
-from benchmarks.kernel_compile import all_wrong, compile_all
+from benchmarks.kernel_compile import all_wrong, compile_all, having, require_compiler
 from models.config import ModelConfig
 from models.presets import PRESETS
 from pallas_kernels.flash.tiles import tiles_for
@@ -62,11 +64,12 @@ def _job(gpu: str, kernel: str, head_dim: int, sharing: int, features: str, mode
     )
 
 
-def main() -> int:
+def main(words: Sequence[str]) -> int:
     """How many kernels are not as they should be."""
-    named = jobs()
+    named = having(words, jobs())
     return len(all_wrong(named, compile_all("Kernels of flash attention, by preset", named)))
 
 
 if __name__ == "__main__":
-    sys.exit(main() > 0)
+    require_compiler()
+    sys.exit(main(sys.argv[1:]) > 0)

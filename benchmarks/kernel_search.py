@@ -3,8 +3,9 @@
     nice python -m benchmarks.kernel_search [GPU...]
 
 The first that fits, of a list from large to small, with every feature on at once and as packed documents alone: what
-takes fewer registers may be given fewer. The list ends where 128 x 128 would begin: what of it fits at all has no
-register left for another version's compiler. What is found depends on jax: tiles.py has what fits with each version
+takes fewer registers may be given fewer. Of as many scores, 128 keys come first: a warp multiplies 16 rows at a time,
+and 8 of them make some scores of fewer keys twice. The list ends where 128 x 128 would begin: what of it fits has
+no register left for another version's compiler. What is found depends on jax: tiles.py has what fits with each version
 that has golden numbers. Prints what was tried, and rows for tiles.py. Needs no GPU, so nothing is timed: see
 trainer.bench.probe.
 """
@@ -15,6 +16,7 @@ import sys
 from collections.abc import Sequence
 from itertools import product
 
+from benchmarks.kernel_compile import require_compiler
 from pallas_kernels.flash.spec import Tile
 from trainer.bench.probe import FEATURES, KERNELS, Job, Report, probe
 
@@ -36,7 +38,17 @@ CANDIDATES = {
         (16, 16, 8),
     ],
     "d_queries": [(128, 64, 8), (64, 64, 8), (64, 32, 8), (32, 32, 8), (32, 32, 4), (16, 32, 4)],
-    "d_keys": [(64, 64, 8), (32, 64, 8), (64, 32, 8), (32, 32, 8), (32, 32, 4), (32, 16, 8), (32, 16, 4)],
+    "d_keys": [
+        (32, 128, 8),
+        (64, 64, 8),
+        (16, 128, 8),
+        (32, 64, 8),
+        (64, 32, 8),
+        (32, 32, 8),
+        (32, 32, 4),
+        (32, 16, 8),
+        (32, 16, 4),
+    ],
 }
 """Queries, keys and warps. A sum of [128, 256] in float32 alone would take half of all registers."""
 LARGEST = {("bfloat16", 64): 8192, ("bfloat16", 128): 8192, ("bfloat16", 256): 4096}
@@ -77,4 +89,5 @@ def main(gpus: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
+    require_compiler()
     main(sys.argv[1:])

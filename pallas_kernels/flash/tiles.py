@@ -1,4 +1,5 @@
-"""Tiles for each kind of GPU: the largest, of a short list, that keep all of a program's numbers in its registers.
+"""Tiles for each kind of GPU: the largest, of a short list, that keep all of a program's numbers in its registers; of
+as many scores, those that take the fewest instructions of tensor cores.
 
 Found by compiling (kernel_search in benchmarks); proved with every option on by jax 0.10 and 0.12 (kernel_compile), and
 as presets ask for them (kernel_presets). Nobody has timed them. An entry is queries x keys, warps, and stages of the
@@ -14,13 +15,13 @@ from pallas_kernels.flash.spec import Tile, Tiles
 
 TILES: dict[str, dict[int, Tiles]] = {
     "A100": {
-        64: Tiles(Tile(128, 64, 8, 2), Tile(128, 64, 8, 2), Tile(32, 64, 8, 2)),
-        128: Tiles(Tile(128, 64, 8, 2), Tile(64, 64, 8, 2), Tile(32, 64, 8, 2)),
+        64: Tiles(Tile(128, 64, 8, 2), Tile(128, 64, 8, 2), Tile(32, 128, 8, 2)),
+        128: Tiles(Tile(128, 64, 8, 2), Tile(64, 64, 8, 2), Tile(16, 128, 8, 2)),
         256: Tiles(Tile(64, 64, 8, 2), Tile(64, 64, 8, 2), Tile(64, 32, 8, 2)),
     },
     "H100": {
-        64: Tiles(Tile(128, 64, 8, 2), Tile(128, 64, 8, 2), Tile(64, 64, 8, 2)),
-        128: Tiles(Tile(128, 64, 8, 2), Tile(128, 64, 8, 2), Tile(32, 64, 8, 2)),
+        64: Tiles(Tile(128, 64, 8, 2), Tile(128, 64, 8, 2), Tile(32, 128, 8, 2)),
+        128: Tiles(Tile(128, 64, 8, 2), Tile(128, 64, 8, 2), Tile(16, 128, 8, 2)),
         256: Tiles(Tile(64, 64, 8, 2), Tile(64, 32, 8, 2), Tile(64, 32, 8, 2)),
     },
     "B200": {
@@ -32,7 +33,7 @@ TILES: dict[str, dict[int, Tiles]] = {
 """For bfloat16 and float16, by the largest head dim."""
 TILES["H200"] = TILES["H100"]
 OTHERS: dict[int, Tiles] = {
-    64: Tiles(Tile(128, 64, 8, 2), Tile(128, 64, 8, 2), Tile(32, 64, 8, 2)),
+    64: Tiles(Tile(128, 64, 8, 2), Tile(128, 64, 8, 2), Tile(32, 128, 8, 2)),
     128: Tiles(Tile(64, 64, 8, 2), Tile(64, 64, 8, 2), Tile(32, 64, 8, 2)),
     256: Tiles(Tile(32, 32, 4, 2), Tile(32, 32, 8, 2), Tile(32, 32, 8, 2)),
 }

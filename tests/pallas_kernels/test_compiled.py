@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from benchmarks import kernel_compile, kernel_presets
-from benchmarks.kernel_compile import ALL, FOLDER, golden, golden_path, jobs, wrong
+from benchmarks.kernel_compile import ALL, FOLDER, golden, golden_path, having, jobs, wrong
 from models.presets import PRESETS
 from pallas_kernels.flash import flash_attention
+from pallas_kernels.flash.scores import padded
 from trainer.bench.probe import Report, probe
 from trainer.errors import ConfigError
 from trainer.planner.compiled import absent_gpus, check_installed
@@ -21,6 +22,10 @@ from trainer.planner.gpu import load
 FEW = [f"a100 d_queries 64 bfloat16 {ALL}", f"h100 forward 128 bfloat16 {ALL}", f"b200 d_keys 128 bfloat16 {ALL}"]
 REGISTERS = 16
 """How far an assembler's patch release may be off."""
+GOLDEN = sorted(FOLDER.glob("kernels_jax*.json"))
+MATMULS = {"forward": 2, "d_queries": 3, "d_keys": 4}
+MMA_SYNC = 16 * 8 * 16
+"""Products of one instruction of one warp."""
 
 
 def _missing() -> str:
@@ -59,6 +64,15 @@ def test_every_preset_is_compiled_with_the_heads_and_features_that_it_has() -> N
     assert found["gpt2, gpt2-medium, gpt2-large, gpt2-xl"].heads == 25
 
 
+def test_kernels_are_found_by_words_of_their_names() -> None:
+    (name,) = having(["gpt2", "h100", "d_keys"], kernel_presets.jobs())
+    assert name == "h100 d_keys gpt2, gpt2-medium, gpt2-large, gpt2-xl"
+    with pytest.raises(
+        SystemExit, match="error: no kernel has all of these in its name: h10; one is 'a100 forward 128"
+    ):
+        having(["h10"], jobs())
+
+
 @pytest.mark.skipif(bool(_missing()), reason=_missing())
 def test_a_route_that_will_go_warns_nobody_who_trains() -> None:
     """pytest takes warnings for errors."""
@@ -68,10 +82,23 @@ def test_a_route_that_will_go_warns_nobody_who_trains() -> None:
         assert "flash_forward" in jax.jit(flash_attention).lower(array, array, array).as_text()
 
 
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("kernels_jax*.json")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
 def test_golden_numbers_are_of_the_tiles_that_are_used(path: Path) -> None:
     tiles = {name: tuple(value["tile"]) for name, value in json.loads(path.read_text()).items()}
     assert tiles == {name: job.tile for name, job in jobs().items()}
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
+def test_warps_make_no_score_twice_on_gpus_of_data_centres(path: Path) -> None:
+    """The loops with masks and without have each product of a tile once."""
+    golden, named, looked_at = json.loads(path.read_text()), jobs(), 0
+    for name in golden:
+        job, instructions = named[name], golden[name]["tensor_cores"].get("mma.sync")
+        if instructions is not None and job.gpu in kernel_presets.GPUS:
+            products = MATMULS[job.kernel] * job.tile.queries * job.tile.keys * padded(job.head_dim)
+            assert instructions * job.tile.warps * MMA_SYNC == 2 * products, name
+            looked_at += 1
+    assert looked_at
 
 
 def test_golden_numbers_are_those_of_the_minor_version(monkeypatch: pytest.MonkeyPatch) -> None:
