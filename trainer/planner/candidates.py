@@ -114,8 +114,14 @@ class Space:
     fixed: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        if self._offloads:  # what is kept costs time on the link, too: no policy is the fastest for all models
-            object.__setattr__(self, "fixed", self.fixed | {"recompute.policy"})
+        held = set()
+        if (
+            self.config.offload.activations == "host"
+        ):  # what is kept costs time on the link: no policy is always fastest
+            held.add("recompute.policy")
+        if self.config.offload.parameters == "host":  # which no other stage can do
+            held.add("zero.stage")
+        object.__setattr__(self, "fixed", self.fixed | held)
 
     def placements(self) -> Iterator[Candidate]:
         """Every layout but for micro-batches and what is kept: all at once, and all of it."""
@@ -199,12 +205,12 @@ class Space:
                             yield pipeline, replica, data, tensor
 
     def _pipelines(self, gpus: int) -> tuple[int, ...]:
-        """Stages do not offload what they keep."""
+        """Stages offload neither what they keep nor their layers."""
         return (1,) if self._offloads else divisors(gpus)
 
     @property
     def _offloads(self) -> bool:
-        return self.config.offload.activations == "host"
+        return "host" in (self.config.offload.activations, self.config.offload.parameters)
 
     def _replicas(self, groups: int, data: int) -> tuple[int, ...]:
         """Replicas of single devices are the same as `data` with ZeRO 0."""
