@@ -9,6 +9,7 @@ from trainer.offload.config import OffloadConfig
 
 KINDS = {
     "activations": "what blocks keep for backward",
+    "parameters": "weights, gradients of the layers",
     "optimizer": "float32 weights and moments",
 }
 """What each key of `offload` moves."""
@@ -18,7 +19,7 @@ LEFT, CELL, WIDTH = 270, 185, 160
 
 
 def draw() -> Drawing:
-    d = Drawing(820, 190, "What can wait on the GPU, in host memory, or on NVMe")
+    d = Drawing(820, 252, "What can wait on the GPU, in host memory, or on NVMe")
     choices = get_type_hints(OffloadConfig)
     for column, tier in enumerate(TIERS.values()):
         d.text(LEFT + CELL * column + WIDTH / 2, 36, tier, INK, anchor="middle", bold=True)
