@@ -76,6 +76,11 @@ class _Parts:
         return self.stage.elements
 
     @property
+    def _matrix(self) -> float:
+        """Of a layer's largest."""
+        return max(inputs * outputs for inputs, outputs in self.block.matrices)
+
+    @property
     def _elements(self) -> float:
         """Without those that are streamed."""
         return self.elements - self.stage.streamed(self.a)
@@ -103,7 +108,16 @@ class _Parts:
         of_micro_batch = self._elements * itemsize / shares / (a.chunks if a.practice.lockstep else 1) if apart else 0
         # XLA copies them once more where a stage may skip a layer.
         copies = 2 if a.practice.lockstep and len(set(a.layers)) > 1 else 1
-        return of_sum + copies * of_micro_batch
+        return of_sum + copies * of_micro_batch + (0.0 if apart else self._cast)
+
+    @property
+    def _cast(self) -> float:
+        """Of gradients that leave the step, the one stack of layers' that is there in the compute dtype, to be cast."""
+        a = self.a
+        is_cast = a.practice.micro_gradients and a.sharded < 2 and a.itemsize < a.sum_itemsize
+        if not is_cast or a.streamed or not a.offloaded:
+            return 0.0
+        return self.stage.layers * self._matrix * a.itemsize
 
     def master(self) -> float:
         return 4 * self.elements * (1 - self.a.offloaded) / self.a.shares
@@ -134,9 +148,8 @@ class _Parts:
         a = self.a
         if not a.streamed:
             return self.part * a.itemsize if a.sharded == 3 else 0.0
-        matrix = max(inputs * outputs for inputs, outputs in self.block.matrices)
         at_work = self.part if a.sharded == 3 else self.block.elements
-        return at_work * a.itemsize + gradients_passing(a.micro_batches) * 4 * matrix / a.shares
+        return at_work * a.itemsize + gradients_passing(a.micro_batches) * 4 * self._matrix / a.shares
 
     def pipeline(self) -> float:
         # One on its way each way, and one in each inbox. Asynchronous stages keep what arrives as the block's input.
