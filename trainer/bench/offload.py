@@ -77,8 +77,13 @@ def memory_rate() -> float:
     source, target = (allocate(4 * IN_MEMORY).view(np.float32) for _ in range(2))
     source[:] = 1
     parts = list(zip(np.array_split(target, threads), np.array_split(source, threads), strict=True))
+
+    def add(part: tuple[np.ndarray, np.ndarray]) -> None:
+        total, more = part
+        total += more
+
     with ThreadPoolExecutor(threads) as pool:
-        return 3 * source.nbytes / _seconds(lambda: list(pool.map(lambda part: np.add(*part, out=part[0]), parts)))
+        return 3 * source.nbytes / _seconds(lambda: list(pool.map(add, parts)))
 
 
 def copy_rates(device: jax.Device, dtype: np.dtype, bucket: int) -> Copies:
