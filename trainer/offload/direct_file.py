@@ -124,4 +124,7 @@ def _go_past_the_cache(file: int, path: Path) -> None:
         fcntl.fcntl(file, fcntl.F_SETFL, os.O_DIRECT)
     except OSError as error:
         why = f"this file system has no direct I/O ({error.strerror})"
-        raise ConfigError(f"{path}: {why}; name a folder on a local disk, such as one with ext4 or XFS") from None
+        raise ConfigError(
+            f"{path}: {why}; name a folder on a local disk, such as one with ext4 or XFS, or go through the page cache "
+            "with offload.direct_io=false"
+        ) from None
