@@ -56,8 +56,9 @@ def test_a_step_that_offloads_is_given_and_gives_what_is_planned(name: str) -> N
 def test_a_gpu_that_is_not_there_holds_what_is_planned(layout: str) -> None:
     config = tiny(*LAYOUTS[layout])
     found = compared(plan(config), compile_step(config, H100))
-    for part in ("state", "host"):
-        assert found[part]["planned"] == pytest.approx(found[part]["compiled"], rel=0.01)
+    batch_and_scalars = 2 * 4096
+    assert 0 <= found["state"]["compiled"] - found["state"]["planned"] <= batch_and_scalars
+    assert found["host"]["compiled"] == found["host"]["planned"]
     assert found["ledger"]["equal"]
 
 
