@@ -1,8 +1,9 @@
 """Weights that stay in host memory: each layer's is brought to the device where it is used, and dropped after.
 
 Its gradient leaves for host memory as the layer's backward pass makes it, added to those of the micro-batches before.
-So a device holds the weights and gradients of a few layers, however many there are. XLA moves the next layer's weights
-while one layer is at work. What a layer's gradient has for a norm is told on the way, as the gradient will not be back.
+So a device holds the weights and gradients of a few layers, however many there are. A gradient leaves while the next
+ones are made; a layer waits for its first weights, while those it uses later are on their way. What a gradient adds to
+the norm is told as it is made, since it will not be back.
 """
 
 from __future__ import annotations
