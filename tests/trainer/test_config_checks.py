@@ -180,8 +180,6 @@ IDLE: list[tuple[str, Any, dict[str, Any]]] = [
     ("optimizer.min_ratio", 0.1, {"optimizer.schedule": "constant"}),
     ("optimizer.decay_steps", 10, {"optimizer.schedule": "constant"}),
     ("zero.persist_below", 0, {"zero.stage": 0}),
-    ("offload.optimizer_fraction", 0.5, {"offload.optimizer": "none"}),
-    ("offload.bucket", 1000, {"offload.optimizer": "none"}),
     ("data.text_key", "text", {"data.path": "stdlib"}),
 ]
 
@@ -219,6 +217,17 @@ class TestResolve:
         with pytest.raises(ConfigError) as error:
             Config.from_dict({"mesh": mesh}).resolve(devices)
         assert str(error.value).startswith(message)
+
+
+def test_an_offload_section_may_wait_while_its_optimizer_is_switched_off() -> None:
+    section = {"optimizer": "nvme", "path": "/scratch", "bucket": 1000, "buffers": 5, "optimizer_fraction": 0.5}
+    assert Config.from_dict({"offload": section}, ["offload.optimizer=none"]).offload.bucket == 1000
+
+
+@pytest.mark.parametrize("key", ["bucket=1000", "optimizer_fraction=0.5"])
+def test_what_offload_is_told_needs_an_optimizer_that_is_offloaded(key: str) -> None:
+    with pytest.raises(ConfigError, match=r"has no effect with offload.optimizer=none \(nothing "):
+        Config.from_dict({}, [f"offload.{key}"])
 
 
 @pytest.mark.parametrize("key", ["path=/scratch", "buffers=5", "direct_io=false"])

@@ -91,7 +91,7 @@ def _lock(file: int, path: Path) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        advice = "wait for it to end, or name another folder"
+        advice = "wait for it to end, or name another folder, or another run.name"
         raise ConfigError(f"{path} is in use by {_holder(file)}, which offloads there; {advice}") from None
 
 
