@@ -35,14 +35,15 @@ def make_keeper(program: Program, say: Callable[[str], None], lanes: Lanes = NO_
             _require_memory(sum(sizes), "use offload.optimizer=nvme, or train with more processes")
             say(f"offload: {binary(sum(sizes))} of optimizer state in host memory")
             return Memory(sizes)
-        buffers = config.buffers * max(sizes)
-        _require_memory(buffers, "use a smaller offload.bucket, or fewer offload.buffers")
+        _require_memory(config.buffers * max(sizes), "use a smaller offload.bucket, or fewer offload.buffers")
+        name = f"meshwright-{program.config.run.name}-{jax.process_index()}.offload"
+        file = Path(config.path or "", name).absolute()
+        tier = Nvme(file, sizes, buffers=config.buffers, direct=config.direct_io, lanes=lanes)
         say(
             f"offload: {binary(sum(sizes))} of optimizer state in {config.path}, through {config.buffers} buffers of "
             f"{binary(max(sizes))} in host memory"
         )
-        name = f"meshwright-{program.config.run.name}-{jax.process_index()}.offload"
-        return Nvme(Path(config.path or ".", name), sizes, buffers=config.buffers, direct=config.direct_io, lanes=lanes)
+        return tier
 
     return Offloaded(program, make_tier, lanes)
 
