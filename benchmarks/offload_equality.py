@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ import numpy as np
 from benchmarks.equality import on_devices
 from sharding.mesh import make_mesh
 from tests.trainer.layouts import LLAMA, Row, Task, batches
-from trainer.checkpoint import Checkpoints
+from trainer.checkpoint import Checkpoints, made
 from trainer.config import Config
 from trainer.keeper import Keeper
 from trainer.offload.make import make_keeper
@@ -148,7 +149,7 @@ def train(comparison: Comparison, offload: Sequence[str]) -> Run:
             first = last
         state = {
             name: [np.asarray(shard.data) for shard in array.addressable_shards]
-            for name, array in keeper.logical().items()
+            for name, array in made(keeper.logical()).items()
         }
     return Run(np.array(course, np.float32), state, time.perf_counter() - start)
 
@@ -161,7 +162,7 @@ def _keeper(comparison: Comparison, optimizer: str, folder: Path, saved: Checkpo
     if (newest := saved.newest()) is None:
         keeper.initialise()
     else:
-        keeper.restore(saved.restore(newest, keeper.abstract()))
+        keeper.restore(partial(saved.restore, newest, keeper.abstract()))
     return keeper
 
 

@@ -56,6 +56,11 @@ class Later:
         return self.abstract.dtype
 
 
+def made(arrays: Mapping[str, jax.Array | Later]) -> dict[str, jax.Array]:
+    """The arrays, with those that are made later made now."""
+    return {name: array.make() if isinstance(array, Later) else array for name, array in arrays.items()}
+
+
 class _WriteLater(ocp.type_handlers.ArrayHandler):
     """Writes arrays that are made later, one after another, so that one at a time is in memory."""
 

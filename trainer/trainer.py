@@ -14,7 +14,7 @@ import jax
 
 from models.inputs import Batch
 from sharding.mesh import make_mesh
-from trainer.checkpoint import Checkpoints, Later
+from trainer.checkpoint import Checkpoints, made
 from trainer.config import Config
 from trainer.config_source import Overrides
 from trainer.data.batches import TrainBatches, prefetch
@@ -182,7 +182,7 @@ class Trainer:
     @property
     def state(self) -> dict[str, jax.Array]:
         """Everything that training changes, as logical arrays by name."""
-        return {name: x.make() if isinstance(x, Later) else x for name, x in self.keeper.logical().items()}
+        return made(self.keeper.logical())
 
     def steps(self, num: int | None = None) -> Generator[Metrics, None, None]:
         """Trains `num` steps (to the end of the run, unless given), yielding each one's metrics.

@@ -16,6 +16,7 @@ import pytest
 from models.inputs import Batch
 from sharding.mesh import make_mesh
 from trainer import logical
+from trainer.checkpoint import made
 from trainer.config import Config
 from trainer.keeper import Keeper, OnDevices
 from trainer.offload.exchange import Exchange
@@ -124,9 +125,7 @@ def trained(name: str, keeper: Keeper) -> Run:
 
 
 def state_of(keeper: Keeper) -> Arrays:
-    return {
-        name: np.asarray(array.make() if hasattr(array, "make") else array) for name, array in keeper.logical().items()
-    }
+    return {name: np.asarray(array) for name, array in made(keeper.logical()).items()}
 
 
 def bits(arrays: Arrays) -> dict[str, tuple[np.dtype, bytes]]:
