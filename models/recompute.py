@@ -9,6 +9,7 @@ from jax.ad_checkpoint import Offloadable
 
 from models.decoder import BLOCK_INPUT, Policy
 from models.layers import SELECTIVE_NAMES
+from sharding.streamed import DEVICE, HOST
 
 RecomputePolicy = Literal["none", "selective", "full"]
 
@@ -16,7 +17,7 @@ COSTLY = ("dot_general", "pallas_call", "all_gather", "reduce_scatter", "psum", 
 """Operations whose results are kept where all that is worth it is: matmuls, kernels and exchanges."""
 
 
-ON_HOST = Offloadable(src="device", dst="pinned_host")
+ON_HOST = Offloadable(src=DEVICE, dst=HOST)
 """What a policy answers for an activation that waits for its backward pass in host memory."""
 
 

@@ -19,8 +19,8 @@ from sharding.layout import Layout
 from sharding.mesh import AXES
 from sharding.zero import Zero
 
-HOST = "pinned_host"
-"""The memory of the host from which devices can copy by themselves, as JAX calls it."""
+DEVICE, HOST = "device", "pinned_host"
+"""The memory of the devices, and that of the host from which they can copy by themselves, as JAX calls them."""
 
 
 class First(NamedTuple):

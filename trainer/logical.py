@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, Sharding
 from jax.tree_util import DictKey, GetAttrKey, KeyPath
 
 from sharding.layout import Layout
@@ -69,13 +69,18 @@ def _leaf(mesh: Mesh, layout: Layout) -> tuple[Callable[[jax.Array], jax.Array],
     if layout.is_logical:
         return (lambda x: x), (lambda x: x)
     stored, cut = NamedSharding(mesh, layout.spec), NamedSharding(mesh, layout.logical_spec)
+    store = jax.jit(lambda array: _pad(layout, cut, array), out_shardings=stored)
+    return store, jax.jit(lambda array: _unpad(layout, cut, array), out_shardings=cut)
 
-    def uncut(array: jax.Array) -> jax.Array:
-        """Cut as the logical array is, so that no dim with padding or of another order is."""
-        return jax.lax.with_sharding_constraint(array, cut)
 
-    store = jax.jit(lambda array: uncut(layout.store(array)), out_shardings=stored)
-    return store, jax.jit(lambda array: layout.logical(uncut(array)), out_shardings=cut)
+def _pad(layout: Layout, cut: Sharding, array: jax.Array) -> jax.Array:
+    """Cut as the logical array is to the end, so that no dim with padding or of another order is."""
+    return jax.lax.with_sharding_constraint(layout.store(array), cut)
+
+
+def _unpad(layout: Layout, cut: Sharding, array: jax.Array) -> jax.Array:
+    """Undoes `_pad`, cut in the same way from the start."""
+    return layout.logical(jax.lax.with_sharding_constraint(array, cut))
 
 
 class _View(NamedTuple):
@@ -99,20 +104,16 @@ def _view(program: Program) -> _View:
     }
     padded = [name for name, layout in layouts.items() if not layout.is_logical]
 
-    def uncut(name: str, array: jax.Array) -> jax.Array:
-        """Cut as the logical array is, so that no dim with padding or of another order is."""
-        return jax.lax.with_sharding_constraint(array, abstract[name].sharding)
-
     def unpad(arrays: Arrays) -> Arrays:
         # Without the copy, jit might hand back the very buffers that the next step donates.
-        return {name: jnp.copy(layouts[name].logical(uncut(name, array))) for name, array in arrays.items()}
+        return {name: jnp.copy(_unpad(layouts[name], abstract[name].sharding, array)) for name, array in arrays.items()}
 
     @cache
     def unpad_all(names: frozenset[str]) -> Callable[[Arrays], Arrays]:
         return jax.jit(unpad, out_shardings=_shardings({name: abstract[name] for name in names}))
 
     def pad(arrays: Arrays) -> Arrays:
-        return {name: uncut(name, layouts[name].store(array)) for name, array in arrays.items()}
+        return {name: _pad(layouts[name], abstract[name].sharding, array) for name, array in arrays.items()}
 
     @cache
     def pad_all(names: frozenset[str]) -> Callable[[Arrays], Arrays]:

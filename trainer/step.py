@@ -169,6 +169,15 @@ class TrainStep:
             stack=STACK,
         )
 
+    def _micro_loss(self, opened: Mapping[str, Leaf], key: jax.Array) -> Callable[[dict[str, Any], Batch], jax.Array]:
+        """(what is learned, by name, a micro-batch) -> this device's share of its loss."""
+
+        def micro_loss(learned: dict[str, Any], batch: Batch) -> jax.Array:
+            leaves = {name: (leaf, opened[name][1]) for name, leaf in learned.items()}
+            return self.model.loss(leaves, self.fetch, batch, key, self.policy)
+
+        return micro_loss
+
     def _loss_and_gradients(self, masters: Arrays, batch: Batch, key: jax.Array) -> tuple[jax.Array, Arrays]:
         """This device's share of the loss, and of each gradient: float32, summed over its micro-batches."""
         opened = self.open(masters)
@@ -176,10 +185,7 @@ class TrainStep:
             parts = self._parts(self.pipeline, key)
             return self.pipeline.loss_and_gradients(parts, opened, self._micro_batches(batch))
         learned = {name: leaf for name, (leaf, _) in opened.items()}
-
-        def micro_loss(learned: Arrays, batch: Batch) -> jax.Array:
-            leaves = {name: (leaf, opened[name][1]) for name, leaf in learned.items()}
-            return self.model.loss(leaves, self.fetch, batch, key, self.policy)
+        micro_loss = self._micro_loss(opened, key)
 
         def accumulate(total: Any, micro: Batch) -> tuple[Any, None]:
             one = jax.value_and_grad(micro_loss)(learned, micro)
@@ -203,10 +209,7 @@ class TrainStep:
         opened = self.open(masters)
         here = {name: leaf for name, (leaf, _) in opened.items() if name not in self.streamed}
         start = {name: streamed.first(masters[name], self.layouts[name]) for name in self.streamed}
-
-        def micro_loss(learned: dict[str, Any], batch: Batch) -> jax.Array:
-            leaves = {name: (leaf, opened[name][1]) for name, leaf in learned.items()}
-            return self.model.loss(leaves, self.fetch, batch, key, self.policy)
+        micro_loss = self._micro_loss(opened, key)
 
         def add(a: jax.Array, b: jax.Array) -> jax.Array:
             return a + b.astype(jnp.float32)

@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from sharding.layout import Layout
-from sharding.streamed import HOST
+from sharding.streamed import DEVICE, HOST
 from trainer.offload.buckets import Bucket
 
 
@@ -85,7 +85,7 @@ class Exchange:
         block: Sequence[int],
         shape: Sequence[int],
         spec: PartitionSpec,
-        memory: str = "device",
+        memory: str = DEVICE,
     ) -> jax.Array:
         # Into memory of the host JAX need not copy: what it is given then must be nobody else's.
         give = np.copy if self.sees_all or memory == HOST else np.asarray

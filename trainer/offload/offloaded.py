@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
@@ -19,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from models.inputs import Batch
-from sharding.streamed import HOST
+from sharding.streamed import DEVICE, HOST
 from trainer import logical
 from trainer.checkpoint import Later, Read
 from trainer.logical import Arrays
@@ -34,7 +35,6 @@ from trainer.offload.update import HostUpdate
 from trainer.program import Program
 from trainer.step import Due, Metrics, TrainState
 
-DEVICE = "device"  # the memory of the devices, as JAX calls it
 AHEAD = 2  # buckets that have come down before they are worked at, and that wait to go up
 
 
@@ -226,12 +226,13 @@ def _ahead(
     executor: ThreadPoolExecutor, get: Callable[[Bucket], list[np.ndarray]], buckets: Sequence[Bucket]
 ) -> Iterator[list[np.ndarray]]:
     """What `get` makes of each bucket, of some before they are asked for."""
-    due = [executor.submit(get, bucket) for bucket in buckets[:AHEAD]]
-    for bucket in [*buckets[AHEAD:], *[None] * AHEAD]:
-        if bucket is not None:
-            due.append(executor.submit(get, bucket))
-        if due:
-            yield due.pop(0).result()
+    due: deque[Future[list[np.ndarray]]] = deque()
+    for bucket in buckets:
+        due.append(executor.submit(get, bucket))
+        if len(due) > AHEAD:
+            yield due.popleft().result()
+    while due:
+        yield due.popleft().result()
 
 
 def _moved(array: jax.Array, memory: str) -> jax.Array:
