@@ -161,9 +161,13 @@ class Checkpoints:
             return reader.restore(self._path(step) / META)
 
     def restore(
-        self, step: int, abstract: Mapping[str, jax.ShapeDtypeStruct], names: Collection[str] | None = None
+        self,
+        step: int,
+        abstract: Mapping[str, jax.ShapeDtypeStruct],
+        names: Collection[str] | None = None,
+        dtype: np.dtype | None = None,
     ) -> dict[str, jax.Array]:
-        """The arrays, all or those of these names. Each process reads its shards.
+        """The arrays, all or those of these names, as they are or of this dtype. Each process reads its shards.
 
         `abstract` says of every array of a checkpoint what its name, shape and dtype have to be, and its sharding.
 
@@ -180,7 +184,7 @@ class Checkpoints:
                 raise ConfigError(_another_model(self._path(step), differences))
             wanted = {name: abstract[name] for name in (abstract if names is None else names)}
             how = {
-                name: ocp.ArrayRestoreArgs(sharding=x.sharding, global_shape=x.shape, dtype=x.dtype)
+                name: ocp.ArrayRestoreArgs(sharding=x.sharding, global_shape=x.shape, dtype=dtype or x.dtype)
                 for name, x in wanted.items()
             }
             return reader.restore(path, args=ocp.args.PyTreeRestore(wanted, restore_args=how, partial_restore=True))

@@ -34,7 +34,8 @@ from trainer.planner.auto import fill_in_here
 from trainer.planner.plan import Plan, plan
 from trainer.program import Program
 from trainer.run_folder import RunFolder, describe_environment, version
-from trainer.step import Metrics, TrainState
+from trainer.step import Arrays, Metrics, TrainState
+from trainer.weights import restore_weights
 
 TOKENIZER = "tokenizer.json"
 """In the run's folder: the one the model was trained with, so that text can be made when the corpus is gone."""
@@ -55,6 +56,7 @@ class Trainer:
         self._asked = config
         self._devices = devices
         self._keeper: Keeper | None = None
+        self._weights: tuple[int, Arrays] | None = None  # of a checkpoint's step, until there is a keeper
         self._step = self._tokens = 0  # of the state, once there is one
         self._uncounted: list[jax.Array] = []  # the tokens of steps that nobody has waited for
         self._is_open = False
@@ -161,7 +163,9 @@ class Trainer:
     @property
     def tokens(self) -> int:
         """Targets trained on since the start of the run. Reading it waits for the steps taken."""
-        jax.block_until_ready(self.restored_state)
+        if self._keeper is None:
+            newest = self.checkpoints.newest()
+            return 0 if newest is None else int(self.checkpoints.meta(newest)["tokens"])
         self._count_tokens()
         return self._tokens
 
@@ -234,7 +238,7 @@ class Trainer:
 
         On the held-out documents; on all of them where `from_run` was given another data.path.
         """
-        return evaluate(self, self.restored_state.parameters, self._evaluates_all)
+        return evaluate(self, self.parameters, self._evaluates_all)
 
     def baselines(self) -> dict[str, float]:
         """What a model must beat: the unigram entropy (nats per token) of the training text, and the bits per byte of
@@ -256,7 +260,7 @@ class Trainer:
         Raises:
             ConfigError: the prompt fills the context, a number is out of its range, or there is no tokenizer.
         """
-        return generate(self, self.restored_state.parameters, prompt, max_tokens, temperature, top_k, seed)
+        return generate(self, self.parameters, prompt, max_tokens, temperature, top_k, seed)
 
     def save(self, wait: bool = True) -> None:
         """Writes a checkpoint of this step.
@@ -286,9 +290,24 @@ class Trainer:
         return self.keeper.state
 
     @property
+    def parameters(self) -> Arrays:
+        """The weights that a forward pass is given: where training stands, else the newest checkpoint, else the start.
+
+        Of a checkpoint they alone are read, in the dtype that is computed with, whatever is offloaded.
+        """
+        newest = self.checkpoints.newest() if self._keeper is None else None
+        if newest is None:
+            return self.restored_state.parameters
+        if self._weights is None or self._weights[0] != newest:
+            self._weights = None  # before others take its place
+            self._weights = newest, restore_weights(self.program, self.checkpoints, newest)
+        return self._weights[1]
+
+    @property
     def keeper(self) -> Keeper:
         """Who keeps the state, once there is one."""
         if self._keeper is None:
+            self._weights = None
             newest = self.checkpoints.newest()
             keeper = make_keeper(self.program, self.display.say)
             if newest is None:

@@ -7,7 +7,6 @@ side. Each process has the shards that its own devices hold.
 
 from __future__ import annotations
 
-import dataclasses
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +24,6 @@ from trainer import logical
 from trainer.checkpoint import Later, Read
 from trainer.logical import Arrays
 from trainer.offload.buckets import Bucket, cut
-from trainer.offload.config import OffloadConfig
 from trainer.offload.exchange import Exchange
 from trainer.offload.lanes import NO_LANES, Lanes
 from trainer.offload.outbox import Outbox, Parts, ToDevices, ToHostMemory
@@ -34,6 +32,7 @@ from trainer.offload.tiers import Tier
 from trainer.offload.update import HostUpdate
 from trainer.program import Program
 from trainer.step import Due, Metrics, TrainState
+from trainer.weights import abstract_saved
 
 AHEAD = 2  # buckets that have come down before they are worked at, and that wait to go up
 
@@ -218,8 +217,7 @@ class Offloaded:
     @cached_property
     def _abstract_whole(self) -> dict[str, jax.ShapeDtypeStruct]:
         """What the state would be if the devices kept it all: the same arrays."""
-        config = dataclasses.replace(self.program.config, offload=OffloadConfig())
-        return logical.abstract_logical(Program(config, self.program.mesh))
+        return abstract_saved(self.program)
 
 
 def _ahead(
