@@ -20,12 +20,13 @@ from typer.testing import CliRunner
 from tests.trainer.planner.arrangements import tiny
 from trainer.cli import app
 from trainer.config import Config
+from trainer.page import numbers
 from trainer.planner import Plan, plan
 from trainer.planner.arrangement import Arrangement
 from trainer.planner.gpu import load
 from trainer.planner.plan import on
 from trainer.planner.practice import MEGATRON_CORE
-from trainer.planner.report import alternatives, fragment, nodes, numbers, page, roofline
+from trainer.planner.report import alternatives, fragment, nodes, page, roofline
 from trainer.planner.show_plan import show_plan
 from trainer.tables import make_table
 from trainer.units import GIB
@@ -227,7 +228,7 @@ def test_a_fragment_styles_nothing_else() -> None:
     rules = re.findall(r"([^{}]+)\{[^{}]*\}", re.sub(r"@media[^{]*\{", "", style))
     assert len(rules) > 20
     for selector in ",".join(rules).split(","):
-        assert selector.strip().startswith(".meshwright-plan"), selector
+        assert selector.strip().startswith(".meshwright-page"), selector
 
 
 @pytest.mark.parametrize(

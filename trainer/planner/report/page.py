@@ -5,27 +5,25 @@ Reads facts and lays them out; none is made here.
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import cache
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from rich.table import Table
 from rich.text import Text
 
 from sharding.mesh import PIPELINE
 from trainer import timeline
 from trainer.config import Config
-from trainer.picture import COLOURS, Picture
+from trainer.page.bars import stack
+from trainer.page.templates import templates
+from trainer.picture import Picture
 from trainer.pipeline import make_schedule
 from trainer.planner.arrangement import Arrangement
 from trainer.planner.gpu import Gpu
 from trainer.planner.plan import Plan
-from trainer.planner.report import alternatives, bars, nodes, numbers, roofline, verdict
+from trainer.planner.report import alternatives, colours, nodes, roofline, verdict
 from trainer.planner.words import MEMORY, SECONDS
-from trainer.units import binary
 
 LINKS = {"nvlink": "NVLink", "network": "network"}
 ROOM = 1.03
@@ -64,28 +62,9 @@ def fragment(made: Plan) -> str:
     return _render("fragment.html", of_plan | {"of_config": False, "compiled": []})
 
 
-@cache
-def _templates() -> Environment:
-    environment = Environment(
-        loader=PackageLoader(__package__.rpartition(".")[0], "report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    written = {write.__name__: write for write in (*numbers.ALL, binary)}
-    environment.filters |= written | {"image": _image, "link": LINKS.__getitem__}
-    environment.globals |= written
-    return environment
-
-
 def _render(template: str, context: dict[str, Any]) -> str:
-    return _templates().get_template(template).render(context, colours=COLOURS)
-
-
-def _image(picture: Picture) -> str:
-    """The picture as the address of an image: so its styles do not reach the page, nor the page's reach it."""
-    return "data:image/svg+xml;base64," + base64.b64encode(picture.svg().encode()).decode()
+    environment = templates("trainer.planner.report")
+    return environment.get_template(template).render(context, link=LINKS)
 
 
 def _of_plan(made: Plan, name: str, tokens: float | None, storage: float | None) -> dict[str, Any]:
@@ -96,9 +75,9 @@ def _of_plan(made: Plan, name: str, tokens: float | None, storage: float | None)
         "plan": made,
         "verdict": verdict.verdict(name, made),
         "facts": verdict.facts(made, tokens, storage),
-        "stages": [bars.stack(asdict(stage), MEMORY, bars.MEMORY, scale) for stage in made.stages],
+        "stages": [stack(asdict(stage), MEMORY, colours.MEMORY, scale) for stage in made.stages],
         "limit": 100 * made.memory_bytes / scale,
-        "spent": bars.stack(asdict(made.seconds), SECONDS, bars.SECONDS, made.seconds.total),
+        "spent": stack(asdict(made.seconds), SECONDS, colours.SECONDS, made.seconds.total),
         "axes": nodes.axes(made.mesh, made.gpus_per_node),
         "nodes": nodes.picture(made.mesh, made.gpus_per_node),
     }

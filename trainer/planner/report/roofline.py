@@ -15,7 +15,7 @@ from trainer.planner.arrangement import Arrangement
 from trainer.planner.cost import KERNELS_BACKWARD, KERNELS_FORWARD, SCORE_BACKWARD
 from trainer.planner.gpu import Gpu
 from trainer.planner.links import Cluster
-from trainer.planner.report.bars import SECONDS
+from trainer.planner.report.colours import SECONDS
 from trainer.planner.seconds import Step
 
 WIDTH, HEIGHT = 760, 400

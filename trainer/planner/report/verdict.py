@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import NamedTuple
 
+from trainer.page import numbers
 from trainer.planner.plan import Plan
-from trainer.planner.report import numbers
 from trainer.planner.words import fullest
 from trainer.units import DAY, GIB
 

@@ -1,4 +1,4 @@
-"""Stacked bars: what a whole is made of, as widths in per cent of a scale, with a colour for each kind of part.
+"""Stacked bars: what a whole is made of, as widths in per cent of a scale; and the colours to choose from.
 
 One hue for what belongs together; all can be told apart on a light page and on a dark one.
 """
@@ -10,32 +10,6 @@ from dataclasses import dataclass
 
 BLUE, TEAL, GREEN, PURPLE, LILAC = "#3f8ff0", "#1b9aaa", "#2da44e", "#8250df", "#bf94ff"
 ORANGE, AMBER, PINK, BROWN, GREY, RED = "#e8863a", "#f2b866", "#d1618f", "#a8713c", "#8d96a0", "#cf4a4a"
-
-MEMORY = {
-    "weights": BLUE,
-    "gradients": GREEN,
-    "master": PURPLE,
-    "optimizer": LILAC,
-    "activations": ORANGE,
-    "logits": AMBER,
-    "gathered": TEAL,
-    "pipeline": PINK,
-    "collectives": BROWN,
-    "overhead": GREY,
-}
-SECONDS = {
-    "matmul": BLUE,
-    "attention": TEAL,
-    "elementwise": GREEN,
-    "accumulation": LILAC,
-    "optimizer": PURPLE,
-    "tensor": ORANGE,
-    "stages": AMBER,
-    "data": PINK,
-    "host": BROWN,
-    "host_update": RED,
-    "bubble": GREY,
-}
 
 
 @dataclass(frozen=True)
