@@ -5,21 +5,23 @@ The host runs ahead of the devices and waits for them only when something is pri
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from trainer.chips import memory_in_use, peak_flops
 from trainer.display import Display, Lines, make_display
 from trainer.errors import ConfigError
+from trainer.events import Events
 from trainer.held import held
 from trainer.metrics import StepMetrics, model_flops_per_token
 from trainer.pipeline import advice
 from trainer.profile import Profile
 from trainer.signals import StopRequest
-from trainer.sinks import Sinks, open_sinks
+from trainer.sinks import Sinks, last_record, open_sinks
 from trainer.step import Metrics
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ class Loop:
         self.devices = list(trainer.program.mesh.devices.flat)
         self.unlogged: list[Metrics] = []
         self.logged_at = 0.0
+        self.events = Events(trainer.folder if jax.process_index() == 0 else None)
 
     def run(self) -> None:
         trainer, config = self.trainer, self.config
@@ -56,20 +59,43 @@ class Loop:
                 self._train_nothing(first, last, display)
                 return
             trainer.open_folder()
+            self._tell_start(first)
             jax.block_until_ready(trainer.restored_state)
             if first:
                 display.say(f"goes on from step {first}")
             self._require_text_to_evaluate()
             with (
                 closing(open_sinks(config.run, trainer.folder, config.to_dict(), first)) as sinks,
-                StopRequest(display.say) as stop,
+                StopRequest(self._wished) as stop,
             ):
                 try:
                     self._train(first, last, display, sinks, stop)
-                except Exception:  # a checkpoint that is being written is worth waiting for; Ctrl-C does not
-                    trainer.checkpoints.wait()
+                except BaseException as error:
+                    self.events.tell("end", trainer.step, reason=str(error) or type(error).__name__)
+                    if isinstance(error, Exception):  # what is being written is worth waiting for; Ctrl-C does not
+                        trainer.checkpoints.wait()
                     raise
+            self.events.tell("end", trainer.step, reason="finished" if trainer.stopped_by is None else "signal")
         self._report()
+
+    def _wished(self, text: str) -> None:
+        """A signal has come; told by a thread of its own."""
+        self.events.tell("signal", self.trainer.step, signal=text.partition(":")[0])
+        self.trainer.display.say(text)
+
+    def _tell_start(self, first: int) -> None:
+        """Before the numbers of steps that are trained again are taken back."""
+        around: dict[str, Any] = {"devices": len(self.devices), "processes": jax.process_count()}
+        metrics = self.trainer.folder / "metrics.jsonl"
+        before = last_record(metrics)
+        if before is None and not first:
+            self.events.tell("start", first, **around)
+            return
+        if before is not None:
+            lost = max(before["step"] - first, 0)
+            around |= {"lost_steps": lost, "seconds_lost": lost * before["step_seconds"]}
+            around |= {"last_seen": metrics.stat().st_mtime}
+        self.events.tell("restart", first, **around)
 
     def _train_nothing(self, first: int, last: int, display: Display) -> None:
         """Saves what no checkpoint holds yet, such as the initial values; a run that is saved stays as it is."""
@@ -93,7 +119,7 @@ class Loop:
         for note in trainer.program.gpu_settings.notes:
             display.say(note)
         display.say("compiling the train step")
-        self.logged_at = time.perf_counter()
+        self.logged_at = started = time.perf_counter()
         with (
             Profile(train.profile, trainer.folder / "profile", first) as profile,
             closing(trainer.steps(last - first)) as steps,
@@ -106,9 +132,11 @@ class Loop:
                 # The first step's speed is that of the compiler: told alone, it spoils no other's.
                 if step % train.log_every == 0 or step == first + 1 or ends:
                     self._log(display, sinks)
+                if step == first + 1:
+                    self.events.tell("compile", step, seconds_lost=self.logged_at - started)
                 if ends or (train.checkpoint_every is not None and step % train.checkpoint_every == 0):
                     self._require_range(metrics)
-                    trainer.save(wait=False)
+                    self._save()
                 if train.eval_every is not None and (step % train.eval_every == 0 or step == last):
                     self._evaluate(display, sinks)
                 if ends:
@@ -120,6 +148,11 @@ class Loop:
                 f"{trainer.stopped_by.name}: stopped after step {trainer.step}, saved; "
                 "the same command goes on from there"
             )
+
+    def _save(self) -> None:
+        started = time.perf_counter()
+        self.trainer.save(wait=False)
+        self.events.tell("save", self.trainer.step, seconds_lost=time.perf_counter() - started)
 
     def _require_text_to_evaluate(self) -> None:
         """Before anything is paid for, not when the first evaluation is due."""
@@ -137,6 +170,7 @@ class Loop:
         self.unlogged.clear()
         now = time.perf_counter()
         seconds, self.logged_at = now - self.logged_at, now
+        self._tell_skipped(fetched, seconds / count)
         config, latest = self.config, fetched[-1]
         self._require_range(latest)
         tokens = count * config.batch.global_ * config.batch.sequence
@@ -158,6 +192,12 @@ class Loop:
         display.step(metrics)
         sinks.write(metrics.step, metrics.to_dict())
 
+    def _tell_skipped(self, fetched: list[Metrics], step_seconds: float) -> None:
+        for step, metrics in enumerate(fetched, self.trainer.step - len(fetched) + 1):
+            loss, norm = float(metrics.loss), float(metrics.grad_norm)
+            if not (math.isfinite(loss) and math.isfinite(norm)):
+                self.events.tell("skip", step, loss=loss, grad_norm=norm, seconds_lost=step_seconds)
+
     def _require_range(self, metrics: Metrics) -> None:
         """Before anything is saved, too: what is exhausted stays so, and could not be gone on from."""
         if metrics.exhausted:
@@ -175,7 +215,9 @@ class Loop:
         values = self.trainer.evaluate()
         display.evaluation(values)
         sinks.write(self.trainer.step, {f"eval_{name}": value for name, value in values.items()})
-        self.logged_at += time.perf_counter() - started  # not counted as training
+        seconds = time.perf_counter() - started
+        self.events.tell("evaluation", self.trainer.step, seconds_lost=seconds, **values)
+        self.logged_at += seconds  # not counted as training
 
     def _report(self) -> None:
         """What each device held, measured from the arrays it holds, and where the run's files are."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -80,6 +81,12 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
                 yield json.loads(line)
             except ValueError:
                 continue
+
+
+def last_record(path: Path) -> dict[str, Any] | None:
+    """The last record of a trained step in a metrics.jsonl, if there is one."""
+    records = read_jsonl(path) if path.exists() else ()
+    return next(iter(deque((record for record in records if "step_seconds" in record), maxlen=1)), None)
 
 
 def _rewind(path: Path, step: int) -> None:
