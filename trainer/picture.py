@@ -30,7 +30,7 @@ PNG_SCALE, MAX_PNG_WIDTH = 2, 16_000  # two pixels for one, as far as the memory
 
 
 class Rect(NamedTuple):
-    """A filled rectangle; `colour` is a name of COLOURS or #rrggbb."""
+    """A filled rectangle; `colour`, here and below, is a name of COLOURS or #rrggbb."""
 
     colour: str
     x: float
@@ -40,7 +40,7 @@ class Rect(NamedTuple):
 
 
 class Label(NamedTuple):
-    """A line of text; `x` is its left end, or its middle if `centred`, and `y` its baseline."""
+    """A line of text; `x` is its left end, or its middle if `centred`, or its end if `right`; `y` is its baseline."""
 
     colour: str
     x: float
@@ -48,6 +48,7 @@ class Label(NamedTuple):
     text: str
     centred: bool = False
     bold: bool = False
+    right: bool = False
 
 
 class Area(NamedTuple):
@@ -57,7 +58,15 @@ class Area(NamedTuple):
     corners: list[tuple[float, float]]
 
 
-Shape = Rect | Label | Area
+class Line(NamedTuple):
+    """A line through points, `width` wide; `colour` is #rrggbb."""
+
+    colour: str
+    points: list[tuple[float, float]]
+    width: float
+
+
+Shape = Rect | Label | Area | Line
 
 
 @dataclass(frozen=True)
@@ -100,16 +109,26 @@ class Picture:
 def _element(shape: Shape) -> str:
     match shape:
         case Rect(colour, x, y, width, height):
-            paint = f'class="{colour}"' if colour in COLOURS else f'fill="{colour}"'
-            return (
-                f'<rect {paint} x="{_number(x)}" y="{_number(y)}" width="{_number(width)}" height="{_number(height)}"/>'
-            )
-        case Label(colour, x, y, text, centred, bold):
+            corner, size = f'x="{_number(x)}" y="{_number(y)}"', f'width="{_number(width)}" height="{_number(height)}"'
+            return f"<rect {_filled(colour)} {corner} {size}/>"
+        case Label(colour, x, y, text, centred, bold, right):
             classes = f"{colour}{' bold' * bold}{' middle' * centred}"
-            return f'<text class="{classes}" x="{_number(x)}" y="{_number(y)}">{escape(text)}</text>'
+            anchor = ' text-anchor="end"' * right
+            return f'<text class="{classes}"{anchor} x="{_number(x)}" y="{_number(y)}">{escape(text)}</text>'
         case Area(colour, corners):
-            points = " ".join(f"{_number(x)},{_number(y)}" for x, y in corners)
-            return f'<polygon class="{colour}" points="{points}"/>'
+            return f'<polygon {_filled(colour)} points="{_points(corners)}"/>'
+        case Line(colour, points, width):
+            return (
+                f'<polyline fill="none" stroke="{colour}" stroke-width="{_number(width)}" points="{_points(points)}"/>'
+            )
+
+
+def _filled(colour: str) -> str:
+    return f'class="{colour}"' if colour in COLOURS else f'fill="{colour}"'
+
+
+def _points(points: list[tuple[float, float]]) -> str:
+    return " ".join(f"{_number(x)},{_number(y)}" for x, y in points)
 
 
 def _number(value: float) -> str:
@@ -133,8 +152,11 @@ def _paint(canvas: Any, shape: Shape, scale: float, font: Any) -> None:
             left, top, right, bottom = (round(scale * edge) for edge in (x, y, x + width, y + height))
             if left < right:  # the last pixel is drawn too
                 canvas.rectangle((left, top, right - 1, bottom - 1), colour)
-        case Label(_, x, y, text, centred):
-            canvas.text((scale * x, scale * y), text, colour, font, anchor="ms" if centred else "ls")
+        case Label(_, x, y, text, centred, _, right):
+            anchor = "ms" if centred else "rs" if right else "ls"
+            canvas.text((scale * x, scale * y), text, colour, font, anchor=anchor)
         case Area(_, corners):
             see_through = f"{colour}{round(255 * AREA_OPACITY):02x}"
             canvas.polygon([(scale * x, scale * y) for x, y in corners], see_through)
+        case Line(_, points, width):
+            canvas.line([(scale * x, scale * y) for x, y in points], colour, round(scale * width), joint="curve")

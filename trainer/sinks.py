@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -58,14 +59,15 @@ def open_sinks(run: RunConfig, folder: Path, config: Mapping[str, Any], step: in
 
 
 class JsonlSink:
-    """One JSON object per line, `step` first, flushed at once; a number that is not finite is null."""
+    """One JSON object per line, `step` and `time` (Unix seconds) first, flushed at once; what is not finite is null."""
 
     def __init__(self, path: Path, step: int) -> None:
         _rewind(path, step)
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, step: int, values: Values) -> None:
-        record = {"step": step} | {name: _finite(value) for name, value in values.items()}
+        record = {"step": step, "time": round(time.time(), 3)}
+        record |= {name: _finite(value) for name, value in values.items()}
         self._file.write(json.dumps(record, allow_nan=False) + "\n")
         self._file.flush()
 

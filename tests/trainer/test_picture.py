@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from trainer.errors import ConfigError
-from trainer.picture import COLOURS, Area, Label, Picture, Rect
+from trainer.picture import COLOURS, Area, Label, Line, Picture, Rect
 
 PICTURE = Picture(
     "a < b",
@@ -21,6 +21,8 @@ PICTURE = Picture(
         Rect("live", 30, 0, 10, 10),
         Area("live", [(0, 20), (20, 20), (20, 30), (0, 30)]),
         Label("ink", 22, 38, "a < b & c", bold=True),
+        Line("#0000ff", [(40, 20), (60, 20)], 2),
+        Label("ink", 60, 16, "end", right=True),
     ],
 )
 
@@ -28,7 +30,7 @@ PICTURE = Picture(
 def test_an_svg_is_well_formed_and_has_a_colour_for_each_theme() -> None:
     root = ElementTree.fromstring(PICTURE.svg())
     words = [element.text for element in root if element.tag.endswith(("title", "text"))]
-    assert words == ["a < b", "a < b & c"]
+    assert words == ["a < b", "a < b & c", "end"]
     light, dark = PICTURE.svg().split("@media(prefers-color-scheme:dark)")
     for name, (on_light, on_dark) in COLOURS.items():
         assert f".{name}{{fill:{on_light}}}" in light
@@ -49,6 +51,9 @@ def test_a_png_has_the_same_shapes_twice_as_large(tmp_path: Path) -> None:
     assert pixels.getpixel((70, 10)) == live
     through = pixels.getpixel((20, 50))
     assert all(abs(0.35 * a + 0.65 * b - seen) <= 1 for a, b, seen in zip(live, card, through, strict=True))
+    assert pixels.getpixel((100, 40)) == (0, 0, 255)
+    ends = pixels.crop((80, 20, 120, 34)).getbbox()
+    assert ends is not None
     text = pixels.crop((44, 56, 120, 78))
     assert len(text.getcolors()) > 10, "letters, with smooth edges"
 

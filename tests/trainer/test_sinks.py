@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+import time
 import types
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,9 @@ def write_steps(path: Path, resumed: int, steps: list[int]) -> None:
 def test_lines_are_on_disk_before_close(tmp_path: Path) -> None:
     sink = JsonlSink(tmp_path / "metrics.jsonl", 0)
     sink.write(1, {"loss": 2.5, "tokens": 64})
-    assert list(read_jsonl(tmp_path / "metrics.jsonl")) == [{"step": 1, "loss": 2.5, "tokens": 64}]
+    (record,) = read_jsonl(tmp_path / "metrics.jsonl")
+    assert abs(record.pop("time") - time.time()) < 60
+    assert record == {"step": 1, "loss": 2.5, "tokens": 64}
     sink.close()
 
 
@@ -52,12 +55,13 @@ def test_a_line_torn_by_a_kill_is_dropped(tmp_path: Path, torn: str) -> None:
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [10, 20, 30]
 
 
-def test_what_is_not_finite_is_still_json(tmp_path: Path) -> None:
+def test_what_is_not_finite_is_still_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time", lambda: 1796000000.123456)
     sink = JsonlSink(tmp_path / "metrics.jsonl", 0)
     sink.write(1, {"loss": math.nan, "grad_norm": math.inf, "lr": 0.1})
     sink.close()
     text = (tmp_path / "metrics.jsonl").read_text()
-    assert text == '{"step": 1, "loss": null, "grad_norm": null, "lr": 0.1}\n'
+    assert text == '{"step": 1, "time": 1796000000.123, "loss": null, "grad_norm": null, "lr": 0.1}\n'
 
 
 def test_tensorboard_gets_every_number_and_purges_on_resume(tmp_path: Path) -> None:

@@ -38,6 +38,18 @@ def ratio(number: float) -> str:
     return f"{number:,.0f}" if number >= 99.95 else f"{number:#.3g}"
 
 
+def short(number: float) -> str:
+    """Four digits at most, with a letter for thousands from 10,000 on, and a power of ten below a thousandth."""
+    size = abs(number)
+    for least, factor, letter in ((1e15, 1, ""), (1e12, 1e12, "T"), (1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
+        if size >= least:
+            return f"{number / factor:.4g}{letter}"
+    if 0 < size < 1e-3:
+        digits, _, power = f"{number:.2e}".partition("e")
+        return f"{float(digits):g}e{int(power)}"
+    return f"{number:.4g}"
+
+
 def count(number: float) -> str:
     """Of tokens and parameters, in words from a million on."""
     for least, name in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
@@ -56,4 +68,4 @@ def mesh(sizes: dict[str, int]) -> str:
     return " × ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1) or "one device"
 
 
-ALL = (gib, seconds, duration, percent, ratio, count, rate, mesh)
+ALL = (gib, seconds, duration, percent, ratio, short, count, rate, mesh)

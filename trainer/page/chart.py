@@ -1,0 +1,210 @@
+"""A line chart: numbers over steps or hours, as one small picture however many they are.
+
+More points than there is room for are thinned out to the mean of each stretch, with its least and its largest as a band
+behind: nothing is smoothed, and nothing that stands out is left out. Knows nothing of what the numbers mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from trainer.page.axis import Axis
+from trainer.page.numbers import short
+from trainer.picture import Area, Label, Line, Picture, Rect, Shape
+
+LEFT, RIGHT, TOP, BOTTOM = 50, 58, 40, 40  # pixels around what is drawn
+PER_POINT = 2
+"""Pixels along x that a point takes, before points are thinned out."""
+LETTER, LINE_HEIGHT = 6.4, 15
+STROKE, DOT, MARK = 1.6, 5, 7
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """Points of one kind, in the order of x: float [n] each, y not finite where there is no number.
+
+    The last number is written beside the end of the curve. `dots`: not joined by a line.
+    """
+
+    name: str
+    colour: str
+    x: np.ndarray
+    y: np.ndarray
+    dots: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Marks:
+    """What happened at some places along x: float [n]."""
+
+    name: str
+    colour: str
+    x: np.ndarray
+
+
+@dataclass(frozen=True)
+class Thin:
+    """At most as many points as there is room for: x, and the mean, least and largest of each; float [n] each."""
+
+    x: np.ndarray
+    mean: np.ndarray
+    least: np.ndarray
+    largest: np.ndarray
+
+    def parts(self) -> Iterator[slice]:
+        """The stretches between gaps."""
+        there = np.concatenate([[False], np.isfinite(self.mean), [False]])
+        edges = np.flatnonzero(there[1:] != there[:-1])
+        for first, end in zip(edges[::2], edges[1::2], strict=True):
+            yield slice(int(first), int(end))
+
+
+def thin(x: np.ndarray, y: np.ndarray, room: int) -> Thin:
+    """Points (x ascending) as at most `room` stretches of equal length; what is not finite counts in no mean.
+
+    A stretch of which nothing is finite is a gap; one without any point is none.
+    """
+    x, y = np.asarray(x, float), np.where(np.isfinite(y), y, np.nan)
+    if len(x) <= room:
+        return Thin(x, y, y, y)
+    stretch = np.minimum((room * (x - x[0]) / (x[-1] - x[0] or 1)).astype(int), room - 1)
+    starts = np.flatnonzero(np.diff(stretch, prepend=-1))
+    there = np.isfinite(y)
+    count = np.add.reduceat(there, starts, dtype=int)
+    none = count == 0
+    total = np.add.reduceat(np.where(there, y, 0), starts)
+    mean = np.where(none, np.nan, total / np.maximum(count, 1))
+    least = np.where(none, np.nan, np.minimum.reduceat(np.where(there, y, np.inf), starts))
+    largest = np.where(none, np.nan, np.maximum.reduceat(np.where(there, y, -np.inf), starts))
+    middle = np.add.reduceat(x, starts) / np.diff(starts, append=len(x))
+    middle[[0, -1]] = x[[0, -1]]  # the ends stay where they are
+    return Thin(middle, mean, least, largest)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Where a chart's numbers lie, in pixels."""
+
+    width: int
+    height: int
+    x: Axis
+    y: Axis
+
+    @property
+    def right(self) -> int:
+        return self.width - RIGHT
+
+    @property
+    def bottom(self) -> int:
+        return self.height - BOTTOM
+
+    def across(self, x: np.ndarray) -> np.ndarray:
+        return np.round(LEFT + self.x.place(x) * (self.right - LEFT), 1)
+
+    def down(self, y: np.ndarray) -> np.ndarray:
+        return np.round(self.bottom - self.y.place(y) * (self.bottom - TOP), 1)
+
+
+def chart(
+    title: str,
+    curves: Sequence[Curve],
+    *,
+    width: int = 492,
+    height: int = 210,
+    marks: Sequence[Marks] = (),
+    x_name: str = "step",
+    x_end: float | None = None,
+    from_zero: bool = False,
+    write: Callable[[float], str] = short,
+) -> Picture:
+    """The curves in one frame, under their names.
+
+    Args:
+        x_end: how far the x axis goes at least.
+        from_zero: whether the y axis has to show 0.
+        write: how a number on the y axis is written.
+    """
+    room = (width - LEFT - RIGHT) // PER_POINT
+    thinned = [thin(curve.x, curve.y, room) for curve in curves]
+    everything = np.concatenate([[np.nan], *(part for points in thinned for part in (points.least, points.largest))])
+    ends = np.concatenate([[np.nan if x_end is None else x_end], *(points.x for points in thinned)])
+    frame = Frame(width, height, Axis.around(ends, snug=True), Axis.around(everything, from_zero=from_zero))
+    shapes = [*_grid(frame, x_name, write)]
+    for happened in marks:
+        shapes += _marks(frame, happened)
+    for curve, points in zip(curves, thinned, strict=True):
+        shapes += _curve(frame, curve, points)
+    shapes += _last(frame, thinned, write)
+    shapes += _heading(frame, title, curves, marks)
+    if not np.isfinite(everything).any():
+        shapes.append(Label("faint", (LEFT + frame.right) / 2, (TOP + frame.bottom) / 2, "no number yet", centred=True))
+    return Picture(title, width, height, shapes)
+
+
+def _grid(frame: Frame, x_name: str, write: Callable[[float], str]) -> Iterator[Shape]:
+    for tick in frame.y.ticks():
+        y = float(frame.down(np.array(tick)))
+        yield Rect("edge", LEFT, y - 0.5, frame.right - LEFT, 1)
+        yield Label("faint", LEFT - 8, y + 4, write(tick), right=True)
+    ticks = frame.x.ticks()
+    for tick in ticks[:: 1 if frame.width > 600 else 2]:
+        x = float(frame.across(np.array(tick)))
+        yield Rect("edge", x - 0.5, frame.bottom, 1, 4)
+        yield Label("faint", x, frame.bottom + 18, f"{tick:,.10g}", centred=True)
+    yield Rect("faint", LEFT, frame.bottom - 0.5, frame.right - LEFT, 1)
+    yield Label("faint", (LEFT + frame.right) / 2, frame.height - 6, x_name, centred=True)
+
+
+def _marks(frame: Frame, marks: Marks) -> Iterator[Shape]:
+    """A hair and a pennant for each; those that would cover each other are one."""
+    for x in np.unique(np.round(frame.across(marks.x) / 2) * 2).tolist():
+        yield Rect(marks.colour, x - 0.5, TOP, 1, frame.bottom - TOP)
+        yield Area(marks.colour, [(x, TOP), (x + MARK, TOP + MARK / 2), (x, TOP + MARK)])
+
+
+def _curve(frame: Frame, curve: Curve, points: Thin) -> Iterator[Shape]:
+    x, mean = frame.across(points.x), frame.down(points.mean)
+    top, under = frame.down(points.largest), frame.down(points.least)
+    for part in points.parts():
+        if not np.array_equal(top[part], under[part]):
+            band = [*_pairs(x[part], top[part]), *_pairs(x[part][::-1], under[part][::-1])]
+            yield Area(curve.colour, band)
+        if curve.dots or part.stop - part.start == 1:
+            for left, y in _pairs(x[part], mean[part]):
+                yield Rect(curve.colour, left - DOT / 2, y - DOT / 2, DOT, DOT)
+        if not curve.dots:
+            yield Line(curve.colour, _pairs(x[part], mean[part]), STROKE)
+
+
+def _last(frame: Frame, thinned: Sequence[Thin], write: Callable[[float], str]) -> Iterator[Shape]:
+    """The last number of each curve beside its end, one below the other where they meet."""
+    ends = []
+    for points in thinned:
+        there = np.flatnonzero(np.isfinite(points.mean))
+        if len(there):
+            ends.append((float(frame.down(points.mean[there[-1:]])[0]), float(points.mean[there[-1]])))
+    free = -np.inf
+    for y, number in sorted(ends):
+        free = max(y + 4, free)
+        yield Label("ink", frame.right + 6, free, write(number), bold=True)
+        free += LINE_HEIGHT
+
+
+def _heading(frame: Frame, title: str, curves: Sequence[Curve], marks: Sequence[Marks]) -> Iterator[Shape]:
+    """The title, and on its right the key, where there is more than one thing to tell apart."""
+    yield Label("ink", 2, 16, title + (" (logarithmic)" if frame.y.logarithmic else ""), bold=True)
+    keys = [(curve.name, curve.colour) for curve in curves if len(curve.x) and len(curves) + len(marks) > 1]
+    keys += [(f"{happened.name} ({len(happened.x):,})", happened.colour) for happened in marks if len(happened.x)]
+    x = frame.width - 8.0
+    for name, colour in reversed(keys):
+        x -= LETTER * len(name) + 8
+        yield Label("faint", x, 16, name)
+        yield Rect(colour, x - 15, 6, 10, 10)
+        x -= 24
+
+
+def _pairs(x: np.ndarray, y: np.ndarray) -> list[tuple[float, float]]:
+    return list(zip(x.tolist(), y.tolist(), strict=True))
