@@ -66,8 +66,8 @@ class JsonlSink:
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, step: int, values: Values) -> None:
-        record = {"step": step, "time": round(time.time(), 3)}
-        record |= {name: _finite(value) for name, value in values.items()}
+        finite = {name: _finite(value) for name, value in values.items()}
+        record = {"step": step, "time": round(time.time(), 3), **finite}
         self._file.write(json.dumps(record, allow_nan=False) + "\n")
         self._file.flush()
 

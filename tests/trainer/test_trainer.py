@@ -53,8 +53,9 @@ def trained(text: Path) -> Trainer:
 
 
 def records(run: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """metrics.jsonl: of training, and of evaluation."""
+    """metrics.jsonl: of training, and of evaluation; without when, which is never the same."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert all(row.pop("time") > 0 for row in rows)
     return [row for row in rows if "loss" in row], [row for row in rows if "eval_loss" in row]
 
 
