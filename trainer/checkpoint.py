@@ -21,7 +21,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, OffloadError
 
 ARRAYS, META = "arrays", "meta"  # the two parts of a checkpoint, each a folder of its own
 # On several hosts process 0 says which steps are there, so that all go on from the same one.
@@ -113,6 +113,7 @@ class Checkpoints:
 
         Raises:
             OSError: the save before this one failed.
+            OffloadError: what is to be made later could not be read.
         """
         self.wait()
         if self._manager is None:
@@ -146,6 +147,8 @@ class Checkpoints:
         assert self._manager is not None
         self._manager.close()
         self._manager = None  # the next save makes a new one, which removes what this one left
+        if isinstance(error, OffloadError):  # of what was to be saved, not of where
+            raise error
         raise OSError(
             f"The checkpoint of step {self._saving} could not be written to {self.folder}: {_reason(error)} "
             f"({_free(self.folder)} free there). Older ones are as they were."

@@ -1,5 +1,9 @@
-"""The one error a user's own input raises: it is shown without a traceback, and says what to do instead."""
+"""Errors whose message is all that a user has to read: shown without a traceback, they say what to do."""
 
 
 class ConfigError(ValueError):
     """Something the user wrote cannot be honoured. The message names the place, the reason and a way out."""
+
+
+class OffloadError(OSError):
+    """A file that holds offloaded state cannot be read or written. The message names it, the reason and what to do."""

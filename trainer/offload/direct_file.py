@@ -10,18 +10,21 @@ import contextlib
 import errno
 import fcntl
 import os
+import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, OffloadError
 from trainer.offload.buffers import PAGE
 from trainer.units import binary
 
 Move = Callable[[int, list[memoryview], int], int]
 """`os.preadv` or `os.pwritev`: from or to a file, which buffers, where; gives the bytes moved."""
+
+_AFTER_A_FAILURE = "check that disk (see dmesg), and run again: it goes on from the newest checkpoint"
 
 
 class DirectFile:
@@ -46,36 +49,40 @@ class DirectFile:
                 _go_past_the_cache(self._file, path)
             self._undo = undo.pop_all()
 
-    def read(self, offset: int, into: np.ndarray, what: str) -> None:
+    def read(self, offset: int, into: np.ndarray) -> None:
         """Fills `into`, uint8 of whole pages, from `offset` on.
 
         Raises:
-            OSError: with the path, and `what` could not be read why.
+            OffloadError: it could not be read.
         """
-        self._move(os.preadv, f"reading {what}", offset, into)
+        self._move(os.preadv, "read", offset, into)
 
-    def write(self, offset: int, data: np.ndarray, what: str) -> None:
+    def write(self, offset: int, data: np.ndarray) -> None:
         """Writes `data`, uint8 of whole pages, from `offset` on.
 
         Raises:
-            OSError: with the path, and `what` could not be written why.
+            OffloadError: it could not be written.
         """
-        self._move(os.pwritev, f"writing {what}", offset, data)
+        self._move(os.pwritev, "written", offset, data)
 
     def close(self) -> None:
         """May be called again."""
         self._undo.close()
 
-    def _move(self, call: Move, doing: str, offset: int, data: np.ndarray) -> None:
+    def _move(self, call: Move, done_to: str, offset: int, data: np.ndarray) -> None:
         done, view = 0, data.data
         while done < data.size:
             try:
                 count = call(self._file, [view[done:]], offset + done)
             except OSError as error:
-                raise OSError(error.errno, f"{doing}: {error.strerror}", str(self.path)) from None
+                raise self._failed(done_to, offset + done, str(error.strerror)) from error
             if count < PAGE:
-                raise OSError(errno.EIO, f"{doing}: stuck at byte {offset + done:,}", str(self.path))
+                raise self._failed(done_to, offset + done, "no more than part of a page is moved")
             done += count - count % PAGE  # direct I/O can go on only from a whole page
+
+    def _failed(self, done_to: str, offset: int, reason: str) -> OffloadError:
+        where = f"{self.path}, where the training state is kept, could not be {done_to} at byte {offset:,}"
+        return OffloadError(f"{where} ({reason}); {_AFTER_A_FAILURE}")
 
 
 def _open(path: Path) -> int:
@@ -93,6 +100,9 @@ def _lock(file: int, path: Path) -> None:
     except BlockingIOError:
         advice = "wait for it to end, or name another folder, or another run.name"
         raise ConfigError(f"{path} is in use by {_holder(file)}, which offloads there; {advice}") from None
+    except OSError as error:
+        advice = "name a folder on a local disk"
+        raise ConfigError(f"{path} cannot be locked on this file system ({error.strerror}); {advice}") from None
 
 
 def _holder(file: int) -> str:
@@ -115,8 +125,19 @@ def _reserve(file: int, path: Path, num_bytes: int) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         os.posix_fallocate(file, 0, num_bytes)
     except OSError as error:
-        rooms = f"needs {binary(num_bytes)}, and {binary(free)} are free"
-        raise ConfigError(f"{path} {rooms} ({error.strerror}); make room, or name a folder on another disk") from None
+        there = f"{binary(free)} are free"
+        advice = "make room, or name a folder on another disk"
+        if error.errno == errno.EFBIG:
+            there, advice = _largest_file()
+        raise ConfigError(f"{path} needs {binary(num_bytes)}, and {there} ({error.strerror}); {advice}") from None
+
+
+def _largest_file() -> tuple[str, str]:
+    """What keeps a file from being larger, and what to do."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if limit == resource.RLIM_INFINITY:
+        return "its file system has no files so large", "name a folder on another, such as one with XFS"
+    return f"a file may have {binary(limit)}", "raise that limit, `ulimit -f`, or train with more processes"
 
 
 def _go_past_the_cache(file: int, path: Path) -> None:

@@ -129,7 +129,7 @@ class Nvme:
             end = min(start + self._block, self._extent(record))
             if record is not None and start < end:
                 label, begin = f"record {record}", time.perf_counter()
-                move(self._starts[record] + start, buffer[start:end], label)
+                move(self._starts[record] + start, buffer[start:end])
                 spans.append(Span(lane, label, begin, time.perf_counter()))
         return spans
 

@@ -107,7 +107,7 @@ class Offloaded:
         """Trains on a batch; returns when the new weights are on the devices.
 
         Raises:
-            OSError: the tier could not be read or written. What is kept is then of no more use.
+            OffloadError: the tier could not be read or written. What is kept is then of no more use.
             RuntimeError: a step before has failed.
         """
         self._require_whole()

@@ -42,8 +42,8 @@ class Tier(Protocol):
 
         Raises:
             ValueError: no such order.
-            OSError: what is stored cannot be read or written, with path and reason; raised at the latest as the sweep
-                ends or is closed. The record that it names may then be half written.
+            OffloadError: what is stored cannot be read or written; raised at the latest as the sweep ends or is closed.
+                A record may then be half written.
         """
 
     def close(self) -> None:

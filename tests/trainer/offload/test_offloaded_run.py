@@ -14,6 +14,7 @@ import pytest
 
 from tests.trainer import small
 from trainer import Config, Trainer
+from trainer.errors import OffloadError
 
 HALF = 2
 HOST = {"offload.optimizer": "host", "offload.bucket": 500}
@@ -108,8 +109,12 @@ def test_a_disk_that_fails_leaves_the_newest_checkpoint(
     trainer, _ = saved
     broken = copied(trainer, tmp_path / "run", ANOTHER_MESH | nvme)
     before = state_of(broken)
+    list(broken.steps(1))
     monkeypatch.setattr(os, "preadv", fails)
-    with pytest.raises(OSError, match=r"reading record \d+: Input/output error.*\.offload"):
+    unreadable = r"\.offload, .* could not be read at byte \d+ \(Input/output error\)"
+    with pytest.raises(OffloadError, match=unreadable):
+        broken.save()
+    with pytest.raises(OffloadError, match=unreadable):
         losses(broken)
     monkeypatch.undo()
     with pytest.raises(RuntimeError, match=r"a step was broken off half way.*newest checkpoint"):
