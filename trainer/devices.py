@@ -1,4 +1,4 @@
-"""Which devices a run uses, and how host rows become global arrays on them."""
+"""Which devices a run uses, here and in other processes, and how host rows become global arrays on them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,19 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from models.inputs import Batch
 from sharding.mesh import MeshConfig
 from trainer.errors import ConfigError
+from trainer.processes.membership import current, join_others
 
 Rows = Callable[[int, int], dict[str, np.ndarray]]
 
 
 def find_devices(config: MeshConfig) -> Sequence[jax.Device]:
-    """All that JAX finds; virtual ones are made where the config asks for them.
+    """All that JAX finds, those of other processes too; virtual ones are made where the config asks for them.
 
     Raises:
-        ConfigError: JAX finds none.
+        ConfigError: JAX finds none, or the environment tells of other processes by half.
+        OSError: the other processes did not come.
     """
+    join_others()
     return _all_devices() if config.virtual_devices is None else _virtual_devices(config.virtual_devices)
 
 
@@ -72,9 +75,15 @@ def _all_devices() -> list[jax.Device]:
 
 
 def _virtual_devices(count: int) -> list[jax.Device]:
-    """`count` virtual CPU devices, where JAX has not started yet; otherwise there must be enough already."""
+    """`count` virtual CPU devices, as many in each process; where JAX has started already there must be enough."""
+    here = current()
+    processes = 1 if here is None else here.place.processes
+    if count % processes:
+        raise ConfigError(
+            f"mesh.virtual_devices={count} does not share out among {processes} processes; use a multiple of {processes}"
+        )
     with contextlib.suppress(RuntimeError):  # JAX is running: what there is, is all there will be
-        jax.config.update("jax_num_cpu_devices", count)
+        jax.config.update("jax_num_cpu_devices", count // processes)
         jax.config.update("jax_platforms", "cpu")
     devices = jax.devices("cpu")
     if len(devices) < count:

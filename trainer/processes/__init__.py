@@ -1,0 +1,1 @@
+"""Several processes that train as one: how they find each other, watch each other, are started and stopped."""

@@ -1,0 +1,103 @@
+"""Joins the processes by JAX' coordination service, and starts the watch over them.
+
+What `jax.distributed.initialize` does, step by step: it would run the service inside of process 0, listen on every
+address of the host, and ask launchers itself, one GPU each.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, NoReturn
+
+import jax
+from jax._src import distributed, xla_bridge
+from jaxlib import _jax
+
+from trainer.errors import ConfigError
+from trainer.processes.coordinator import Coordinator
+from trainer.processes.membership import LOST, Membership, exchange
+from trainer.processes.place import COORDINATOR, Place
+from trainer.processes.quiet import keep_standard_output
+from trainer.processes.store import CoordinatorStore
+from trainer.processes.timing import GOODBYE, JOIN, SERVICE_HEARTBEAT
+from trainer.processes.watch import Watch
+
+BIND = "JAX_COORDINATOR_BIND_ADDRESS"
+"""HOST:PORT where process 0 listens, if it is not where the others find it."""
+
+
+def join(place: Place, gpus: Sequence[int] | None, environment: Mapping[str, str]) -> Membership:
+    """See `trainer.processes.membership.join_others`. `gpus` are this process' own among the visible ones."""
+    if xla_bridge.backends_are_initialized():
+        raise ConfigError(
+            f"{place.told_by} says that this is process {place.process} of {place.processes}, but JAX has found its "
+            "devices already; call trainer.processes.membership.join_others() before anything else uses JAX"
+        )
+    coordinator = None
+    if place.process == 0:
+        address = environment.get(BIND, place.coordinator)
+        _require_reachable(place, address)
+        coordinator = Coordinator(address, place.processes)
+    if gpus is not None:
+        jax.config.update("jax_cuda_visible_devices", ",".join(map(str, gpus)))
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    keep_standard_output()
+    client = _connect(place)
+    store = CoordinatorStore(client)
+    names = [f"process {index} on {host}" for index, host in enumerate(_hosts(store, place))]
+    watch = Watch(store, place.process, names, partial(_end, names[place.process]))
+    watch.start()
+    return Membership(place, store, watch, client, coordinator)
+
+
+def _hosts(store: CoordinatorStore, place: Place) -> list[str]:
+    return exchange(store, place, "hosts", socket.gethostname())
+
+
+def _connect(place: Place) -> Any:
+    state = distributed.global_state
+    client = _jax.get_distributed_runtime_client(
+        place.coordinator,
+        place.process,
+        init_timeout=JOIN,
+        shutdown_timeout=GOODBYE,
+        use_compression=True,
+        heartbeat_timeout=SERVICE_HEARTBEAT,
+    )
+    try:
+        client.connect()
+    except RuntimeError as error:
+        raise OSError(
+            f"process {place.process} of {place.processes} ({place.told_by}) has not met the others at "
+            f"{place.coordinator} within {JOIN} s: {str(error).splitlines()[0]}"
+        ) from error
+    state.process_id, state.num_processes, state.coordinator_address = place.process, place.processes, place.coordinator
+    state.client = client
+    return client
+
+
+def _require_reachable(place: Place, address: str) -> None:
+    """Whether others can reach what a host calls itself: many a host's own name is 127.0.1.1 to it, and to no other."""
+    host = address.rpartition(":")[0].strip("[]")
+    is_local = host == "localhost" or host.startswith("127.") or host == "::1"
+    if is_local or place.on_host == place.processes:
+        return
+    try:
+        resolved = socket.getaddrinfo(host, None)[0][4][0]
+    except OSError as error:
+        raise OSError(f"process 0 cannot resolve {host}, where it is to answer the others: {error}") from error
+    if str(resolved).startswith("127.") or resolved == "::1":
+        raise ConfigError(
+            f"process 0 is to answer at {address}, but {host} is {resolved} here, which no other host reaches; set "
+            f"{COORDINATOR} or MASTER_ADDR to the host's own address"
+        )
+
+
+def _end(me: str, sentence: str) -> NoReturn:
+    sys.stdout.flush()
+    print(f"error: {sentence}; {me} ends too", file=sys.stderr, flush=True)
+    os._exit(LOST)  # threads of XLA would wait for ever for the one that is lost
