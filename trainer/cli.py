@@ -11,6 +11,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -21,6 +22,10 @@ from trainer.commands import bench, layouts, machine, runs, training
 from trainer.commands.exit_codes import FAILED, SIGNALLED, WRONG_INPUT
 from trainer.errors import ConfigError
 from trainer.huge_pages import restart_with_huge_pages
+from trainer.processes.farewell import farewell
+
+EXPECTED = (ConfigError, OSError, KeyboardInterrupt)
+"""What is said in one message; all else is a bug, and shown as one."""
 
 # In the order in which `meshwright --help` lists them.
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -46,13 +51,12 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
-        except (ConfigError, OSError, KeyboardInterrupt) as error:
+            with farewell(partial(_report, debug=ctx.params["debug"])):
+                return super().invoke(ctx)
+        except EXPECTED as error:
             if isinstance(error, BrokenPipeError):  # as in `meshwright show ... | head`
                 raise
-            if ctx.params["debug"]:
-                traceback.print_exc()
-            raise typer.Exit(_report(error)) from None
+            raise typer.Exit(_report(error, ctx.params["debug"])) from None
 
 
 app = typer.Typer(
@@ -87,11 +91,15 @@ def main() -> None:
     app(prog_name="meshwright")
 
 
-def _report(error: BaseException) -> int:
+def _report(error: BaseException, debug: bool) -> int:
     """Says on stderr what went wrong; returns the exit code."""
+    is_expected = isinstance(error, EXPECTED)
+    if debug or not is_expected:
+        traceback.print_exception(error)
     if isinstance(error, KeyboardInterrupt):
         message, code = "interrupted", SIGNALLED + signal.SIGINT
     else:
         message, code = f"error: {error}", WRONG_INPUT if isinstance(error, ConfigError) else FAILED
-    typer.secho(message, fg=typer.colors.RED, err=True)
+    if is_expected:
+        typer.secho(message, fg=typer.colors.RED, err=True)
     return code

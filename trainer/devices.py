@@ -80,7 +80,7 @@ def _virtual_devices(count: int) -> list[jax.Device]:
     processes = 1 if here is None else here.place.processes
     if count % processes:
         raise ConfigError(
-            f"mesh.virtual_devices={count} does not share out among {processes} processes; use a multiple of {processes}"
+            f"mesh.virtual_devices={count} does not share out evenly among {processes} processes; use a multiple of it"
         )
     with contextlib.suppress(RuntimeError):  # JAX is running: what there is, is all there will be
         jax.config.update("jax_num_cpu_devices", count // processes)
