@@ -19,6 +19,8 @@ from trainer.events import Events
 from trainer.held import held
 from trainer.metrics import StepMetrics, model_flops_per_token
 from trainer.pipeline import advice
+from trainer.processes.membership import agreed_stop
+from trainer.processes.preflight import facts_of_start, require_alike
 from trainer.profile import Profile
 from trainer.signals import StopRequest
 from trainer.sinks import Sinks, last_record, open_sinks
@@ -34,7 +36,9 @@ class Loop:
     def __init__(self, trainer: Trainer, steps: int | None) -> None:
         self.trainer = trainer
         self.steps = steps
-        trainer.display = Lines()  # a search says what takes long; all else waits for `run`
+        self.is_first = jax.process_index() == 0
+        # A search says what takes long; all else waits for `run`.
+        trainer.display = Lines() if self.is_first else Display()
         self.config = trainer.config
         self.devices = list(trainer.program.mesh.devices.flat)
         self.unlogged: list[Metrics] = []
@@ -45,15 +49,17 @@ class Loop:
         trainer, config = self.trainer, self.config
         local = [device for device in self.devices if device.process_index == jax.process_index()]
         title = f"{config.run.name} on {len(self.devices)} x {self.devices[0].device_kind}"
-        is_first = jax.process_index() == 0
         trainer.display = (
-            make_display(title, config.train.steps, lambda: memory_in_use(local)) if is_first else Display()
+            make_display(title, config.train.steps, lambda: memory_in_use(local)) if self.is_first else Display()
         )
         with trainer.display as display:
+            kinds = [device.device_kind for device in local]
+            require_alike("start", facts_of_start(config.to_dict(), kinds))
             trainer.check_folder()
             if trainer.taken:
                 display.say(trainer.taken)
             first = trainer.step
+            self.all_stop = agreed_stop(first)
             last = config.train.steps if self.steps is None else first + self.steps
             if first >= last:
                 self._train_nothing(first, last, display)
@@ -65,7 +71,7 @@ class Loop:
                 display.say(f"goes on from step {first}")
             self._require_text_to_evaluate()
             with (
-                closing(open_sinks(config.run, trainer.folder, config.to_dict(), first)) as sinks,
+                closing(open_sinks(config.run, trainer.folder, config.to_dict(), first, writes=self.is_first)) as sinks,
                 StopRequest(self._wished) as stop,
             ):
                 try:
@@ -127,7 +133,8 @@ class Loop:
             for metrics in steps:
                 self.unlogged.append(metrics)
                 step = trainer.step
-                ends = step == last or stop.signal is not None
+                stopped_by = self.all_stop.after(step, stop.signal)
+                ends = step == last or stopped_by is not None
                 profile.after(step, metrics)
                 # The first step's speed is that of the compiler: told alone, it spoils no other's.
                 if step % train.log_every == 0 or step == first + 1 or ends:
@@ -142,7 +149,7 @@ class Loop:
                 if ends:
                     break
         trainer.checkpoints.wait()
-        trainer.stopped_by = stop.signal if trainer.step < last else None
+        trainer.stopped_by = stopped_by if trainer.step < last else None
         if trainer.stopped_by is not None:
             display.say(
                 f"{trainer.stopped_by.name}: stopped after step {trainer.step}, saved; "

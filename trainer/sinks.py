@@ -44,12 +44,17 @@ class Sinks:
             sink.close()
 
 
-def open_sinks(run: RunConfig, folder: Path, config: Mapping[str, Any], step: int) -> Sinks:
+def open_sinks(run: RunConfig, folder: Path, config: Mapping[str, Any], step: int, writes: bool = True) -> Sinks:
     """The sinks that `run` asks for, for a run that has finished `step` steps. `config` is shown by W&B.
+
+    Args:
+        writes: this process is the one that writes the run's files; another has no sinks.
 
     Raises:
         ConfigError: run.wandb is set, and wandb is not installed.
     """
+    if not writes:
+        return Sinks([])
     sinks: list[Sink] = []
     if run.wandb is not None:
         sinks.append(WandbSink(run, folder, config))  # first: what can fail comes before what rewinds

@@ -32,6 +32,8 @@ from trainer.loop import Loop
 from trainer.offload.make import make_keeper
 from trainer.planner.auto import fill_in_here
 from trainer.planner.plan import Plan, plan
+from trainer.processes.membership import first_alone
+from trainer.processes.preflight import require_alike
 from trainer.program import Program
 from trainer.run_folder import RunFolder, describe_environment, version
 from trainer.step import Arrays, Metrics, TrainState
@@ -109,7 +111,8 @@ class Trainer:
     @cached_property
     def corpus(self) -> Corpus:
         """The tokenised text."""
-        return prepare(self._asked.data, self._asked.model.vocab, self.display.say)
+        with first_alone("corpus"):
+            return prepare(self._asked.data, self._asked.model.vocab, self.display.say)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -144,6 +147,7 @@ class Trainer:
         self.check_folder()
         devices = [f"{device.platform}:{device.device_kind}" for device in self.program.mesh.devices.flat]
         environment = describe_environment(devices, self.corpus.hash)
+        require_alike("data", {"the hash of the text behind data.path": self.corpus.hash})
         if jax.process_index() == 0:
             for note in RunFolder(self.folder).open(self.config.to_dict(), environment):
                 self.display.say(note)
