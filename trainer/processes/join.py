@@ -19,7 +19,7 @@ from jaxlib import _jax
 
 from trainer.errors import ConfigError
 from trainer.processes.coordinator import Coordinator
-from trainer.processes.membership import LOST, Membership, exchange
+from trainer.processes.membership import LOST, Membership
 from trainer.processes.place import COORDINATOR, Place
 from trainer.processes.quiet import keep_standard_output
 from trainer.processes.store import CoordinatorStore
@@ -48,14 +48,15 @@ def join(place: Place, gpus: Sequence[int] | None, environment: Mapping[str, str
     keep_standard_output()
     client = _connect(place)
     store = CoordinatorStore(client)
-    names = [f"process {index} on {host}" for index, host in enumerate(_hosts(store, place))]
+    names = [f"process {process} on {host}" for process, host in enumerate(_hosts(store, place))]
     watch = Watch(store, place.process, names, partial(_end, names[place.process]))
     watch.start()
-    return Membership(place, store, watch, client, coordinator)
+    return Membership(place, names, store, watch, client, coordinator)
 
 
 def _hosts(store: CoordinatorStore, place: Place) -> list[str]:
-    return exchange(store, place, "hosts", socket.gethostname())
+    store.put(f"hosts/{place.process}", socket.gethostname())
+    return [store.wait_for(f"hosts/{process}") for process in range(place.processes)]
 
 
 def _connect(place: Place) -> Any:

@@ -14,17 +14,25 @@ from trainer.processes.store import Store
 from trainer.processes.watch import NEWS
 
 
+class OwnStop:
+    """Of a process that is alone."""
+
+    def after(self, step: int, asked: signal.Signals | None) -> signal.Signals | None:
+        """As `AgreedStop.after`."""
+        return asked
+
+
 class AgreedStop:
-    """Of one training loop, the `number`-th of each process.
+    """Of one training loop.
 
     Args:
-        first: steps finished before the loop begins.
+        name: of it in the store.
+        first: steps finished before it begins.
     """
 
-    def __init__(self, store: Store, process: int, processes: int, number: int, first: int) -> None:
+    def __init__(self, store: Store, process: int, processes: int, name: str, first: int) -> None:
         self._store, self._process, self._processes = store, process, processes
-        self._wanted, self._agreed = f"stop-{number}", f"stop-{number}-after"
-        self._promises = f"promises-{number}"
+        self._wanted, self._agreed, self._promises = name, f"{name} after", f"{name} promises"
         self._changed = threading.Condition()
         self._allowed = first + 1
         """The step that this process may be at."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+_FOR_EVER = 30 * 24 * 3600 * 1000  # milliseconds
+
 
 class Store(Protocol):
     """Calls block while the coordinator does not answer, and raise RuntimeError where it is known not to."""
@@ -14,8 +16,8 @@ class Store(Protocol):
     def folder(self, name: str) -> dict[str, str]:
         """All texts whose names begin with NAME/, by what follows."""
 
-    def wait_for(self, name: str, seconds: float) -> str:
-        """The text, once it is there. Raises TimeoutError where it never is."""
+    def wait_for(self, name: str) -> str:
+        """The text, once it is there. Who watches over the processes ends a wait for one that is gone."""
 
 
 class CoordinatorStore:
@@ -31,13 +33,8 @@ class CoordinatorStore:
         prefix = _key(name) + "/"
         return {key.removeprefix(prefix): value for key, value in self._client.key_value_dir_get(prefix)}
 
-    def wait_for(self, name: str, seconds: float) -> str:
-        try:
-            return self._client.blocking_key_value_get(_key(name), int(1000 * seconds))
-        except Exception as error:  # JAX has one class for all that can happen
-            if "DEADLINE_EXCEEDED" in str(error):
-                raise TimeoutError(name) from error
-            raise
+    def wait_for(self, name: str) -> str:
+        return self._client.blocking_key_value_get(_key(name), _FOR_EVER)
 
 
 def _key(name: str) -> str:
