@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 MOST_UNITS = 1_000_000
 """Of a stage in a step: beyond, the table itself would take minutes to make."""
+MOST_STAGES = 100_000
+MOST_PLACES = 20_000_000
+"""Of all stages, at all ticks: beyond, the table would take gigabytes."""
 MOST_WAITING = 0.5
 """The bubble from which on a user is told of it."""
 TABLE = ".csv"
@@ -47,6 +50,11 @@ def make_schedule(config: Config, mesh: Mapping[str, int]) -> Schedule:
         raise ValueError(
             f"batch.global={config.batch.global_} makes {micro_batches:,} micro-batches, more than a schedule is made "
             "for; use a larger batch.micro"
+        )
+    if 2 * (micro_batches * chunks + stages) * stages > MOST_PLACES:
+        raise ValueError(
+            f"mesh.pipeline={stages:,} and {micro_batches:,} micro-batches make a larger schedule than is made; "
+            "use fewer stages, or a larger batch.micro"
         )
     return find_schedule(name, stages, chunks, micro_batches)
 
@@ -92,6 +100,11 @@ def make_stages(config: Config, mesh: Mapping[str, int]) -> Stages:
     if mesh[PIPELINE] == 1:
         return Stages(1, (config.model.layers,))
     pipeline = config.pipeline
+    if mesh[PIPELINE] * pipeline.virtual_stages > MOST_STAGES:
+        raise ValueError(
+            f"mesh.pipeline={mesh[PIPELINE]} x pipeline.virtual_stages={pipeline.virtual_stages} are more than "
+            f"{MOST_STAGES:,} stages; use fewer"
+        )
     return split_layers(config.model.layers, mesh[PIPELINE], pipeline.virtual_stages, pipeline.layers)
 
 

@@ -11,6 +11,8 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
+from trainer.divisors import divisors
+
 _STRICT = ConfigDict(extra="forbid", populate_by_name=True)
 
 
@@ -40,16 +42,15 @@ class BatchConfig:
             )
         micro = self.micro or per_group
         if per_group % micro:
-            divisors = [n for n in range(1, per_group + 1) if per_group % n == 0]
             raise ValueError(
                 f"batch.global={self.global_} = micro {micro} x accumulation x {num_groups} has no whole solution: "
                 f"each of the {num_groups} groups (mesh.replica x mesh.data x mesh.expert) takes {per_group} "
-                f"sequences; batch.micro can be one of {divisors}"
+                f"sequences; batch.micro can be one of {divisors(per_group)}"
             )
         if micro % self.parts:
-            divisors = [n for n in range(1, micro + 1) if micro % n == 0]
             raise ValueError(
-                f"a micro-batch of {micro} sequences has no batch.parts={self.parts} equal parts; use one of {divisors}"
+                f"a micro-batch of {micro} sequences has no batch.parts={self.parts} equal parts; use one of "
+                f"{divisors(micro)}"
             )
         return per_group // micro
 
@@ -162,7 +163,8 @@ class RunConfig:
     tensorboard: bool = True
     """Write event files beside metrics.jsonl."""
     wandb: dict[str, Any] | None = None
-    """Arguments of wandb.init, such as {project: my-project}; null: not used."""
+    """Arguments of wandb.init, such as {project: my-project}; null: not used. The key is taken from WANDB_API_KEY, or
+    from `wandb login`; in a config it is refused."""
 
     @property
     def folder(self) -> str:
