@@ -162,7 +162,7 @@ def _read(node: yaml.Node, path: KeyPath, places: dict[KeyPath, str], place: Cal
     """The node's value; notes the place of every key in it."""
     here = place(node.start_mark.line + 1)
     if isinstance(node, yaml.ScalarNode):
-        return _scalar(node, here)
+        return _plain_scalar(node, here)
     if node.tag not in _COLLECTIONS:
         raise ConfigError(f"{here}: {node.tag}: {_NO_TAGS}")
     if isinstance(node, yaml.SequenceNode):
@@ -181,7 +181,7 @@ def _read(node: yaml.Node, path: KeyPath, places: dict[KeyPath, str], place: Cal
     return tree
 
 
-def _scalar(node: yaml.ScalarNode, here: str) -> Any:
+def _plain_scalar(node: yaml.ScalarNode, here: str) -> Any:
     if node.tag not in _SCALARS or not _SCALARS[node.tag].pattern.fullmatch(node.value):
         raise ConfigError(f"{here}: {node.tag} {node.value}: {_NO_TAGS}")
     return _as(node.tag, node, here)
