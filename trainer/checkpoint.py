@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
 
 from trainer.errors import ConfigError, OffloadError
 
@@ -191,6 +192,22 @@ class Checkpoints:
                 for name, x in wanted.items()
             }
             return reader.restore(path, args=ocp.args.PyTreeRestore(wanted, restore_args=how, partial_restore=True))
+
+    def remove_after(self, step: int) -> None:
+        """Removes the complete checkpoints of later steps, the newest first, once the last save is complete.
+
+        Raises:
+            OSError: the last save failed, or one could not be removed.
+        """
+        self.close()
+        later = [found for found in self.steps() if found > step]
+        if jax.process_index() == 0:
+            for found in reversed(later):
+                path = self.folder / STEPS.build_name(found)
+                # Never half there: a name that orbax takes for the leftovers of a save, before anything in it goes.
+                shutil.rmtree(path.rename(f"{path}.orbax-checkpoint-tmp-removed"))
+        if jax.distributed.is_initialized():
+            multihost_utils.sync_global_devices("checkpoints are removed")
 
     def close(self) -> None:
         """Waits for the last save. Raises what `wait` raises."""

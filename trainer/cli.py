@@ -20,11 +20,11 @@ from typer.core import TyperGroup
 from trainer.cli_help import Command
 from trainer.commands import bench, layouts, machine, runs, training
 from trainer.commands.exit_codes import FAILED, SIGNALLED, WRONG_INPUT
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, TrainingError
 from trainer.huge_pages import restart_with_huge_pages
 from trainer.processes.farewell import farewell
 
-EXPECTED = (ConfigError, OSError, KeyboardInterrupt)
+EXPECTED = (ConfigError, TrainingError, OSError, KeyboardInterrupt)
 """What is said in one message; all else is a bug, and shown as one."""
 
 # In the order in which `meshwright --help` lists them.

@@ -24,6 +24,7 @@ from trainer.config_errors import build
 from trainer.config_source import Overrides, Source, read_file
 from trainer.data.config import DataConfig
 from trainer.errors import ConfigError
+from trainer.failures.config import FailuresConfig
 from trainer.offload.config import OffloadConfig
 from trainer.settings import (
     BatchConfig,
@@ -52,6 +53,7 @@ class Config:
     data: DataConfig = DataConfig()
     train: TrainConfig = TrainConfig()
     run: RunConfig = RunConfig()
+    failures: FailuresConfig = FailuresConfig()
     seed: int = Field(default=0, ge=0, lt=2**32)
     """Of initial weights, of the order of samples and of dropout."""
 

@@ -32,8 +32,12 @@ class NoEffect(NamedTuple):
     may_wait: bool = False
     """It may stand there for other values of `setting`, where that is written too."""
 
+    named: str | None = None
+    """How a user writes `setting` with `values`, where it is no key but follows from some."""
 
 NO_EFFECT = (
+_NO_ROLLBACK = "neither failures.on_nonfinite=rollback nor failures.on_spike=rollback"
+
     NoEffect("precision.loss_scale", "precision.compute", ("float32", "bfloat16"), "only float16 is scaled"),
     NoEffect(
         "precision.loss_scale.consecutive_hysteresis",
@@ -54,6 +58,14 @@ NO_EFFECT = (
     NoEffect("offload.buffers", "offload.optimizer", ("none", "host"), "only nvme has files", may_wait=True),
     NoEffect("offload.direct_io", "offload.optimizer", ("none", "host"), "only nvme has files", may_wait=True),
     NoEffect("data.text_key", "data.path", ("stdlib",), "there are no records"),
+    *(
+        NoEffect(f"failures.{key}", "failures.on_spike", ("none",), "nothing looks for spikes", may_wait=True)
+        for key in ("spike_loss", "spike_grad_norm", "window")
+    ),
+    *(
+        NoEffect(f"failures.{key}", "failures.rolls_back", (False,), "nothing goes back", named=_NO_ROLLBACK)
+        for key in ("steps_back", "most_rollbacks")
+    ),
 )
 
 
@@ -63,7 +75,8 @@ def without_effect(config: Config, source: Source | None = None) -> Iterator[tup
         value, key = attrgetter(rule.setting)(config), tuple(rule.key.split("."))
         waits = source and rule.may_wait and source.wrote(tuple(rule.setting.split(".")))
         if value in rule.values and (source is None or source.wrote(key)) and not waits:
-            yield key, f"has no effect with {rule.setting}={value} ({rule.because}); leave it out"
+            named = rule.named or f"{rule.setting}={value}"
+            yield key, f"has no effect with {named} ({rule.because}); leave it out"
 
 
 def contradictions(config: Config) -> Iterator[str]:
@@ -86,6 +99,7 @@ def contradictions(config: Config) -> Iterator[str]:
     yield from _schedule(config)
     yield from _loop(config)
     yield from _offloaded_optimizer(config)
+    yield from _failures(config)
     yield from _offloaded_parameters(config)
 
 
@@ -199,6 +213,29 @@ def _loop(config: Config) -> Iterator[str]:
 
 
 def _offloaded_optimizer(config: Config) -> Iterator[str]:
+def _failures(config: Config) -> Iterator[str]:
+    failures, train = config.failures, config.train
+    if failures.on_nonfinite != "skip" and config.precision.compute == "float16":
+        yield (
+            f"failures.on_nonfinite={failures.on_nonfinite} does not work with precision.compute=float16, whose loss "
+            "scale is found by gradients that overflow; use failures.on_nonfinite=skip, or bfloat16"
+        )
+    if failures.on_spike != "none" and failures.spike_loss is None and failures.spike_grad_norm is None:
+        yield (
+            f"failures.on_spike={failures.on_spike} looks at nothing with spike_loss and spike_grad_norm null; give one"
+        )
+    if not failures.rolls_back:
+        return
+    if train.checkpoint_every is None:
+        yield "failures: a rollback goes back to a checkpoint, and there is none; give train.checkpoint_every"
+    elif failures.steps_back > (reach := (train.keep_checkpoints - 1) * train.checkpoint_every):
+        yield (
+            f"failures.steps_back={failures.steps_back}, but train.keep_checkpoints={train.keep_checkpoints} with "
+            f"train.checkpoint_every={train.checkpoint_every} keeps none older than {reach} steps for sure; use "
+            f"train.keep_checkpoints={-(-failures.steps_back // train.checkpoint_every) + 1}"
+        )
+
+
     offload = config.offload
     if offload.optimizer == "nvme" and offload.path is None:
         yield "offload.optimizer=nvme needs a folder on a local disk; give it as offload.path"

@@ -7,3 +7,7 @@ class ConfigError(ValueError):
 
 class OffloadError(OSError):
     """A file that holds offloaded state cannot be read or written. The message names it, the reason and what to do."""
+
+
+class TrainingError(RuntimeError):
+    """The run cannot go on by itself, though nothing in its config is wrong. The message says what to do."""

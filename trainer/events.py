@@ -20,7 +20,10 @@ EVENTS = {
     "restart": "it goes on from the checkpoint of `step`: the same; `lost_steps` were trained and not saved, and are "
     "trained again; the run was last seen alive at `last_seen`",
     "compile": "the first step of this start is done",
-    "skip": "a step changed nothing: `loss`, `grad_norm`, null where not finite",
+    "skip": "a step changed nothing: `loss`, `grad_norm`, null where not finite, `reason`",
+    "spike": "a step's loss or gradient norm is much larger than before: the same",
+    "rollback": "training went back to the checkpoint of step `back_to`, for `reason`, and leaves `batches` of "
+    "`global_batch` samples out from now on",
     "save": "a checkpoint is on its way to disk; training waited for so long",
     "failed_save": "a checkpoint could not be written: `reason`",
     "evaluation": "on held-out text: its numbers, as in metrics.jsonl without `eval_`",

@@ -5,9 +5,9 @@ The host runs ahead of the devices and waits for them only when something is pri
 
 from __future__ import annotations
 
-import math
 import time
 from contextlib import closing
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -16,6 +16,8 @@ from trainer.chips import memory_in_use, peak_flops
 from trainer.display import Display, Lines, make_display
 from trainer.errors import ConfigError
 from trainer.events import Events
+from trainer.failures.response import Setback, respond
+from trainer.failures.rollbacks import Rollback
 from trainer.held import held
 from trainer.metrics import StepMetrics, model_flops_per_token
 from trainer.pipeline import advice
@@ -41,8 +43,12 @@ class Loop:
         trainer.display = Lines() if self.is_first else Display()
         self.config = trainer.config
         self.devices = list(trainer.program.mesh.devices.flat)
+        self.unfetched: list[Metrics] = []
+        """Of the steps that the host has not waited for."""
         self.unlogged: list[Metrics] = []
-        self.logged_at = 0.0
+        """Of those it has, since the last line."""
+        self.logged_at = self.step_seconds = 0.0
+        self.is_compiled = False
         self.events = Events(trainer.folder if jax.process_index() == 0 else None)
 
     def run(self) -> None:
@@ -70,12 +76,11 @@ class Loop:
             if first:
                 display.say(f"goes on from step {first}")
             self._require_text_to_evaluate()
-            with (
-                closing(open_sinks(config.run, trainer.folder, config.to_dict(), first, writes=self.is_first)) as sinks,
-                StopRequest(self._wished) as stop,
-            ):
+            self._say_what_runs(display)
+            with StopRequest(self._wished) as stop:
                 try:
-                    self._train(first, last, display, sinks, stop)
+                    while not self._train(trainer.step, last, display, stop):
+                        pass
                 except BaseException as error:
                     self.events.tell("end", trainer.step, reason=str(error) or type(error).__name__)
                     if isinstance(error, Exception):  # what is being written is worth waiting for; Ctrl-C does not
@@ -117,29 +122,60 @@ class Loop:
         else:
             display.say(f"nothing to do: the run is at step {first} of {last}; raise train.steps to go on")
 
-    def _train(self, first: int, last: int, display: Display, sinks: Sinks, stop: StopRequest) -> None:
-        trainer, train = self.trainer, self.config.train
+    def _train(self, first: int, last: int, display: Display, stop: StopRequest) -> bool:
+        """Whether it was trained to the end; otherwise it has gone back, and there is more to do."""
+        trainer, config = self.trainer, self.config
+        try:
+            with closing(open_sinks(config.run, trainer.folder, config.to_dict(), first, writes=self.is_first)) as sinks:
+                self._train_on(first, last, display, sinks, stop)
+        except Setback as setback:
+            self._go_back(setback.rollback, display)
+            return False
+        return True
+
+    def _go_back(self, rollback: Rollback, display: Display) -> None:
+        started = time.perf_counter()
+        self.trainer.go_back(rollback)
+        jax.block_until_ready(self.trainer.restored_state)
+        lost = time.perf_counter() - started + self.step_seconds * (rollback.step - rollback.back_to)
+        more = {name: value for name, value in asdict(rollback).items() if name not in ("step", "time")}
+        self.events.tell("rollback", rollback.step, seconds_lost=lost, **more)
+        done, most = len(self.trainer.rollbacks.done), self.config.failures.most_rollbacks
+        batches = ", ".join(map(str, rollback.batches))
+        display.say(
+            f"{rollback.reason}: went back to step {rollback.back_to}, and leaves out batch {batches} from now on "
+            f"(rollback {done} of {most} at most)"
+        )
+        self.unfetched.clear()
+        self.unlogged.clear()
+
+    def _say_what_runs(self, display: Display) -> None:
+        trainer = self.trainer
         if (pipeline := trainer.program.pipeline) and (said := advice(trainer.config, pipeline.schedule)):
             display.say(said)
         display.say(f"attention: {trainer.program.attention.name} ({trainer.program.attention.why})")
         for note in trainer.program.gpu_settings.notes:
             display.say(note)
         display.say("compiling the train step")
+
+    def _train_on(self, first: int, last: int, display: Display, sinks: Sinks, stop: StopRequest) -> None:
+        trainer, train = self.trainer, self.config.train
         self.logged_at = started = time.perf_counter()
         with (
             Profile(train.profile, trainer.folder / "profile", first) as profile,
             closing(trainer.steps(last - first)) as steps,
         ):
             for metrics in steps:
-                self.unlogged.append(metrics)
+                self.unfetched.append(metrics)
                 step = trainer.step
                 stopped_by = self.all_stop.after(step, stop.signal)
                 ends = step == last or stopped_by is not None
                 profile.after(step, metrics)
                 # The first step's speed is that of the compiler: told alone, it spoils no other's.
-                if step % train.log_every == 0 or step == first + 1 or ends:
+                if step % train.log_every == 0 or not self.is_compiled or ends:
                     self._log(display, sinks)
-                if step == first + 1:
+                if not self.is_compiled:
+                    self.is_compiled = True
                     self.events.tell("compile", step, seconds_lost=self.logged_at - started)
                 if ends or (train.checkpoint_every is not None and step % train.checkpoint_every == 0):
                     self._require_range(metrics)
@@ -157,6 +193,7 @@ class Loop:
             )
 
     def _save(self) -> None:
+        self._fetch()
         started = time.perf_counter()
         self.trainer.save(wait=False)
         self.events.tell("save", self.trainer.step, seconds_lost=time.perf_counter() - started)
@@ -172,13 +209,13 @@ class Loop:
 
     def _log(self, display: Display, sinks: Sinks) -> None:
         """Waits for the devices, and says where training stands. Speeds are means since the last time."""
-        count = len(self.unlogged)
-        fetched: list[Metrics] = jax.device_get(self.unlogged)
+        self._fetch()
+        count, latest = len(self.unlogged), self.unlogged[-1]
         self.unlogged.clear()
         now = time.perf_counter()
         seconds, self.logged_at = now - self.logged_at, now
-        self._tell_skipped(fetched, seconds / count)
-        config, latest = self.config, fetched[-1]
+        self.step_seconds = seconds / count
+        config = self.config
         self._require_range(latest)
         tokens = count * config.batch.global_ * config.batch.sequence
         flops = tokens * model_flops_per_token(config.model, config.batch.sequence) / seconds
@@ -190,7 +227,7 @@ class Loop:
             learning_rate=float(latest.learning_rate),
             tokens=self.trainer.tokens,
             tokens_per_second=tokens / seconds,
-            step_seconds=seconds / count,
+            step_seconds=self.step_seconds,
             model_flops_per_second=flops,
             loss_scale=float(latest.loss_scale),
             skipped_steps=int(latest.skipped_steps),
@@ -199,11 +236,25 @@ class Loop:
         display.step(metrics)
         sinks.write(metrics.step, metrics.to_dict())
 
-    def _tell_skipped(self, fetched: list[Metrics], step_seconds: float) -> None:
-        for step, metrics in enumerate(fetched, self.trainer.step - len(fetched) + 1):
-            loss, norm = float(metrics.loss), float(metrics.grad_norm)
-            if not (math.isfinite(loss) and math.isfinite(norm)):
-                self.events.tell("skip", step, loss=loss, grad_norm=norm, seconds_lost=step_seconds)
+    def _fetch(self) -> None:
+        """Waits for the devices, and looks whether all went well. Nothing is saved without: so a checkpoint is good.
+
+        Raises:
+            Setback: it did not, and training is to go back.
+            TrainingError: it did not, and training is to end.
+        """
+        first = self.trainer.step - len(self.unfetched) + 1
+        fetched: list[Metrics] = jax.device_get(self.unfetched)
+        self.unfetched.clear()
+        self.unlogged += fetched
+        troubles = []
+        for step, metrics in enumerate(fetched, first):
+            if trouble := self.trainer.guard.look(step, float(metrics.loss), float(metrics.grad_norm)):
+                troubles.append(trouble)
+                event = "skip" if trouble.kind == "nonfinite" else "spike"
+                values = {"loss": trouble.loss, "grad_norm": trouble.grad_norm, "reason": trouble.why}
+                self.events.tell(event, step, seconds_lost=self.step_seconds, **values)
+        respond(self.trainer, troubles)
 
     def _require_range(self, metrics: Metrics) -> None:
         """Before anything is saved, too: what is exhausted stays so, and could not be gone on from."""
@@ -217,7 +268,7 @@ class Loop:
             )
 
     def _evaluate(self, display: Display, sinks: Sinks) -> None:
-        jax.block_until_ready(self.unlogged)  # the steps before are training's time
+        jax.block_until_ready(self.unfetched)  # the steps before are training's time
         started = time.perf_counter()
         values = self.trainer.evaluate()
         display.evaluation(values)

@@ -43,6 +43,7 @@ CHANGES = {
     "zero": Change.FREE,
     "recompute": Change.FREE,
     "offload": Change.FREE,
+    "failures": Change.FREE,
     "run": Change.FREE,
     "train": Change.FREE,
     "train.steps": Change.NOTED,  # a decay that ends with the run moves

@@ -9,6 +9,7 @@ import signal
 from collections.abc import Generator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -26,6 +27,8 @@ from trainer.devices import find_devices, put_batch, use_compile_cache
 from trainer.display import Display
 from trainer.errors import ConfigError
 from trainer.evaluate import evaluate
+from trainer.failures.guard import Guard
+from trainer.failures.rollbacks import Rollback, Rollbacks, batch_of
 from trainer.generate import generate
 from trainer.keeper import Keeper
 from trainer.loop import Loop
@@ -159,6 +162,16 @@ class Trainer:
     def checkpoints(self) -> Checkpoints:
         return Checkpoints(self.folder / "checkpoints", self._asked.train.keep_checkpoints)
 
+    @cached_property
+    def guard(self) -> Guard:
+        """Who tells which steps went wrong; `train` shows it every step."""
+        return Guard(self._asked.failures, self._asked.train.log_every)
+
+    @cached_property
+    def rollbacks(self) -> Rollbacks:
+        """How often the run has gone back to a checkpoint, and what it leaves out since."""
+        return Rollbacks(self.folder, writes=jax.process_index() == 0)
+
     @property
     def step(self) -> int:
         """Steps finished, by this run and those it goes on from."""
@@ -208,9 +221,10 @@ class Trainer:
         config, program = self.config, self.program
         packed = PackedSequences(self.corpus.indexed, self.corpus.train_documents, config.batch.sequence)
         batches = TrainBatches(packed, config.seed, config.batch.global_)
+        left_out = self.rollbacks.left_out(config.batch.global_)
 
         def get(step: int) -> Batch:
-            rows = partial(batches.rows, step)
+            rows = partial(batches.rows, batch_of(step, left_out))
             return put_batch(program.mesh, program.batch_specs, config.batch.global_, rows)
 
         jax.block_until_ready(self.restored_state)
@@ -231,6 +245,7 @@ class Trainer:
 
         Raises:
             ConfigError: `steps` is negative, the run's folder holds another run, or float16 can go no further.
+            TrainingError: a step went wrong, and the config wants the run to end then.
             OSError: a checkpoint or another of the run's files could not be written.
         """
         _require_number(steps)
@@ -283,6 +298,7 @@ class Trainer:
             "compute": self.config.precision.compute,
             "data_hash": self.corpus.hash,
             "meshwright": version("meshwright"),
+            "guard": self.guard.memory(),
         }
         self.checkpoints.save(self.step, self.keeper.logical(), meta)
         if wait:
@@ -314,17 +330,38 @@ class Trainer:
             self._weights = None
             newest = self.checkpoints.newest()
             keeper = make_keeper(self.program, self.display.say)
-            if newest is None:
-                keeper.initialise()
-            else:
-                abstract = keeper.abstract()  # before files are read, which starts JAX
-                keeper.restore(partial(self.checkpoints.restore, newest, abstract))
-                meta = self.checkpoints.meta(newest)
-                if meta["compute"] != self.config.precision.compute:  # one dtype's loss scale says nothing of another's
-                    keeper.state = keeper.state._replace(loss_scale=self.program.first_loss_scale())
-                self._step, self._tokens = newest, int(meta["tokens"])
+            self._take_up(keeper, newest)
             self._keeper = keeper
         return self._keeper
+
+    def _take_up(self, keeper: Keeper, saved: int | None) -> None:
+        """The state of the checkpoint of step `saved`, or of the start."""
+        meta: dict[str, Any] = {}
+        if saved is None:
+            keeper.initialise()
+        else:
+            abstract = keeper.abstract()  # before files are read, which starts JAX
+            keeper.restore(partial(self.checkpoints.restore, saved, abstract))
+            meta = self.checkpoints.meta(saved)
+            if meta["compute"] != self.config.precision.compute:  # one dtype's loss scale says nothing of another's
+                keeper.state = keeper.state._replace(loss_scale=self.program.first_loss_scale())
+        self._step, self._tokens = saved or 0, int(meta.get("tokens", 0))
+        self._uncounted.clear()
+        self.guard.recall(meta.get("guard", {}))
+
+    def go_back(self, rollback: Rollback) -> None:
+        """Takes up an older state of the run, and leaves batches out from there on; later checkpoints are removed.
+
+        In this order: a process that is killed on the way goes back again when it is started again.
+
+        Raises:
+            OSError: a checkpoint that is being written could not be, or one not be removed.
+        """
+        self.checkpoints.remove_after(rollback.back_to)
+        self.rollbacks.add(rollback)
+        for array in jax.tree.leaves(self.keeper.state):
+            array.delete()  # two states may have no room
+        self._take_up(self.keeper, self.checkpoints.newest())
 
     def _count_tokens(self) -> None:
         self._tokens += sum(int(count) for count in jax.device_get(self._uncounted))

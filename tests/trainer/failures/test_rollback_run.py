@@ -1,0 +1,131 @@
+"""A run with a bad batch: it stops, or it goes back and ends as if that batch had never been there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from tests.trainer import small
+from tests.trainer.failures import bad_batches
+from trainer import Config, Trainer
+from trainer.cli import app
+from trainer.errors import TrainingError
+from trainer.failures.rollbacks import Rollback
+from trainer.sinks import read_jsonl
+
+STEPS = 10
+ROLLBACK = {"on_nonfinite": "rollback", "on_spike": "rollback", "window": 3}
+Make = Callable[..., Trainer]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """A trainer of ten steps, with a line every two and a checkpoint every three."""
+    small.write_text(tmp_path / "text")
+
+    def make(name: str = "run", failures: Any = ROLLBACK, **overrides: Any) -> Trainer:
+        tree = small.tree(tmp_path / "text", tmp_path / name)
+        tree["train"] = {"steps": STEPS, "log_every": 2, "checkpoint_every": 3, "keep_checkpoints": 3}
+        return Trainer(Config.from_dict(tree | {"failures": failures} | overrides))
+
+    return make
+
+
+def end_of(trainer: Trainer) -> dict[str, np.ndarray]:
+    return jax.device_get({name: array for name, array in trainer.state.items() if name != "skipped"})
+
+
+def without(trainer: Trainer, batches: list[int]) -> dict[str, np.ndarray]:
+    """The end of a run that never had these batches."""
+    trainer.rollbacks.done.append(Rollback(step=0, back_to=0, batches=batches, global_batch=8, reason=""))
+    trainer.train()
+    return end_of(trainer)
+
+
+@pytest.mark.parametrize(
+    "bad", [{"nan": (4,)}, {"spike": (6,)}, {"nan": (4, 7)}, {"nan": (0,)}, {"spike": (9,)}], ids=str
+)
+def test_it_ends_as_if_the_bad_batches_had_never_been_there(
+    make: Make, monkeypatch: pytest.MonkeyPatch, bad: dict[str, tuple[int, ...]]
+) -> None:
+    left_out = [batch for batches in bad.values() for batch in batches]
+    never = without(make("never"), left_out)
+    bad_batches.put(monkeypatch, **bad)
+    run = make()
+    run.train()
+    assert [batch for rollback in run.rollbacks.done for batch in rollback.batches] == left_out
+    assert run.step == STEPS
+    jax.tree.map(np.testing.assert_array_equal, end_of(run), never)
+    assert [record["step"] for record in read_jsonl(run.folder / "metrics.jsonl")] == [1, 2, 4, 6, 8, 10]
+    events = [event for event in read_jsonl(run.folder / "events.jsonl") if event["event"] == "rollback"]
+    assert [event["batches"] for event in events] == [rollback.batches for rollback in run.rollbacks.done]
+    assert all(event["seconds_lost"] > 0 for event in events)
+
+
+def test_what_is_left_out_stays_out_after_a_restart_on_another_mesh(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never = without(make("never"), [4])
+    bad_batches.put(monkeypatch, nan=(4,))
+    make().train(7)
+    resumed = make(mesh={"data": 8})
+    assert (resumed.step, [rollback.batches for rollback in resumed.rollbacks.done]) == (7, [[4]])
+    resumed.train()
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=1e-5), end_of(resumed), never)
+
+
+def test_a_restart_remembers_what_was_usual(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The spike is in the second step of the process, whose window is of three."""
+    bad_batches.put(monkeypatch, spike=(7,))
+    make().train(6)
+    resumed = make()
+    resumed.train()
+    assert [(rollback.back_to, rollback.batches) for rollback in resumed.rollbacks.done] == [(6, [7])]
+
+
+def test_it_goes_as_far_back_as_it_is_told(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    bad_batches.put(monkeypatch, spike=(6,))
+    run = make(failures=ROLLBACK | {"steps_back": 2})
+    run.train(8)
+    (rollback,) = run.rollbacks.done
+    assert (rollback.back_to, rollback.batches) == (3, [6])
+    assert run.checkpoints.steps() == [3, 6, 8]
+
+
+@pytest.mark.parametrize("kind", ["nonfinite", "spike"])
+def test_it_stops_and_says_where(make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str) -> None:
+    bad_batches.put(monkeypatch, **{"nan" if kind == "nonfinite" else "spike": (6,)})
+    run = make(failures={f"on_{kind}": "stop"} | ({"window": 3} if kind == "spike" else {}))
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(run.config.to_dict()), encoding="utf-8")
+    result = CliRunner().invoke(app, ["train", str(tmp_path / "config.yaml")])
+    assert result.exit_code == 1
+    why = "its loss is not finite" if kind == "nonfinite" else "its gradient norm, "
+    assert result.stderr.startswith(f"error: step 7 went wrong: {why}")
+    assert "on batch 6: samples 48 to 55); the newest checkpoint is that of step 6" in result.stderr
+    assert run.checkpoints.steps() == [3, 6]
+    *_, end = read_jsonl(run.folder / "events.jsonl")
+    assert (end["event"], end["reason"][:18]) == ("end", "step 7 went wrong:")
+
+
+def test_it_does_not_go_back_for_ever(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    bad_batches.put(monkeypatch, nan=tuple(range(4, 99)))
+    run = make(failures={"on_nonfinite": "rollback", "most_rollbacks": 2})
+    with pytest.raises(
+        TrainingError, match="has gone back 2 times already, and the newest checkpoint is that of step 3"
+    ):
+        run.train()
+
+
+def test_nothing_is_saved_after_a_bad_step_that_nobody_has_seen(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines come later than the checkpoint."""
+    bad_batches.put(monkeypatch, nan=(4,))
+    run = make(train={"steps": 10, "log_every": 10, "checkpoint_every": 3})
+    run.train(7)
+    assert [(rollback.step, rollback.back_to) for rollback in run.rollbacks.done] == [(6, 3)]

@@ -1,0 +1,33 @@
+"""How a config says what is done when something goes wrong while it trains."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class FailuresConfig:
+    """What is done about a step that went wrong: [running.md](running.md#a-step-that-went-wrong)."""
+
+    on_nonfinite: Literal["skip", "stop", "rollback"] = "skip"
+    """When a loss or gradient is not finite. The step changes nothing in any case; `stop` ends the run, and `rollback`
+    goes back to a checkpoint from before it and leaves its batch out."""
+    on_spike: Literal["none", "stop", "rollback"] = "none"
+    """The same for a loss or gradient norm that is finite and much larger than before; `none` does not look."""
+    spike_loss: float | None = Field(default=1.5, gt=1)
+    """A loss so many times the median of the last steps is a spike; null: it is not looked at."""
+    spike_grad_norm: float | None = Field(default=10.0, gt=1)
+    """The same for the gradient norm."""
+    window: int = Field(default=100, ge=1)
+    """Finite steps that the median is of. Nothing is a spike before there are so many."""
+    steps_back: int = Field(default=0, ge=0)
+    """A rollback goes to a checkpoint at least so many steps older than the bad step; 0: to the newest before it."""
+    most_rollbacks: int = Field(default=5, ge=1)
+    """Of the whole run; instead of one more, it stops."""
+
+    @property
+    def rolls_back(self) -> bool:
+        return "rollback" in (self.on_nonfinite, self.on_spike)
