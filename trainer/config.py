@@ -26,6 +26,7 @@ from trainer.data.config import DataConfig
 from trainer.errors import ConfigError
 from trainer.failures.config import FailuresConfig
 from trainer.offload.config import OffloadConfig
+from trainer.secrets import refusals
 from trainer.settings import (
     BatchConfig,
     OptimizerConfig,
@@ -85,6 +86,8 @@ class Config:
     @classmethod
     def of(cls, source: Source) -> Config:
         """The same from what is gathered already, under which it fills in a preset's fields."""
+        if secret := [source.about(key, message) for key, message in refusals(source.tree)]:
+            raise ConfigError("\n".join(secret))
         config_presets.fill_in(source)
         is_auto = source.tree.get("mesh") == AUTO
         if is_auto:

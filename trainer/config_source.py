@@ -13,6 +13,7 @@ from typing import Any
 
 from trainer.config_yaml import Document, KeyPath, parse, plain
 from trainer.errors import ConfigError
+from trainer.secrets import hide
 
 # A bare word for the section is this key of it.
 SHORTHANDS = {"recompute": "policy"}
@@ -177,7 +178,7 @@ def dotted(path: KeyPath) -> str:
 
 def _parse_overrides(overrides: Overrides) -> Iterable[tuple[KeyPath, Document]]:
     if isinstance(overrides, Mapping):
-        pairs = [(key, plain(value, f"overrides: {key}={value}")) for key, value in overrides.items()]
+        pairs = [(key, plain(value, hide(f"overrides: {key}={value}"))) for key, value in overrides.items()]
     else:
         pairs = [_parse_override(text) for text in overrides]
     for key, document in pairs:
@@ -188,7 +189,7 @@ def _parse_overrides(overrides: Overrides) -> Iterable[tuple[KeyPath, Document]]
 
 
 def _parse_override(text: str) -> tuple[str, Document]:
-    place = f"command line: {text}"
+    place = hide(f"command line: {text}")  # which goes into messages
     key, equals, value = text.partition("=")
     if not equals or not all(key.split(".")):
         raise ConfigError(f"{place}: expected key=value, such as mesh.tensor=4")
