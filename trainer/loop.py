@@ -21,7 +21,7 @@ from trainer.failures.rollbacks import Rollback
 from trainer.held import held
 from trainer.metrics import StepMetrics, model_flops_per_token
 from trainer.pipeline import advice
-from trainer.processes.membership import agreed_stop
+from trainer.processes.membership import agreed_stop, is_first, join_others
 from trainer.processes.preflight import facts_of_start, require_alike
 from trainer.profile import Profile
 from trainer.signals import StopRequest
@@ -38,7 +38,8 @@ class Loop:
     def __init__(self, trainer: Trainer, steps: int | None) -> None:
         self.trainer = trainer
         self.steps = steps
-        self.is_first = jax.process_index() == 0
+        join_others()
+        self.is_first = is_first()
         # A search says what takes long; all else waits for `run`.
         trainer.display = Lines() if self.is_first else Display()
         self.config = trainer.config

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from trainer.commands.arguments import Overrides, RunFolder
+from trainer.processes.membership import is_first, join_others
 
 
 def generate(
@@ -27,11 +28,13 @@ def generate(
 
     Example: meshwright generate runs/quickstart --prompt "def "
     """
+    join_others()
     from trainer.trainer import Trainer
 
     trainer = Trainer.from_run(run, overrides or ())
     text = trainer.generate(prompt, max_tokens=max_tokens, temperature=temperature, top_k=top_k, seed=seed)
-    print(_harmless(text) if sys.stdout.isatty() else text)
+    if is_first():
+        print(_harmless(text) if sys.stdout.isatty() else text)
 
 
 def evaluate(
@@ -45,10 +48,12 @@ def evaluate(
 
     Example: meshwright eval runs/quickstart train.eval_batches=32
     """
+    join_others()
     from trainer.trainer import Trainer
 
     trainer = Trainer.from_run(run, overrides or ())
-    for name, value in (trainer.evaluate() | (trainer.baselines() if baselines else {})).items():
+    measured = trainer.evaluate() | (trainer.baselines() if baselines else {})
+    for name, value in measured.items() if is_first() else ():
         typer.echo(f"{name:<18} {value:,}" if isinstance(value, int) else f"{name:<18} {value:.4f}")
 
 

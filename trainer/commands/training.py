@@ -6,6 +6,7 @@ import typer
 
 from trainer.commands.arguments import ConfigFile, Overrides, load
 from trainer.commands.exit_codes import SIGNALLED
+from trainer.processes.membership import join_others
 
 
 def train(config: ConfigFile, overrides: Overrides = None) -> None:
@@ -14,6 +15,7 @@ def train(config: ConfigFile, overrides: Overrides = None) -> None:
     Example: meshwright train configs/quickstart.yaml train.steps=50 zero.stage=3
     """
     loaded = load(config, overrides)
+    join_others()
     from trainer.trainer import Trainer
 
     trainer = Trainer(loaded)

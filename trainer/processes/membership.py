@@ -42,7 +42,7 @@ class Membership:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process speaks for all: writes the run's files, shows what happens."""
+        """Whether it speaks for all."""
         return self.place.process == 0
 
     def turn(self, about: str) -> str:
@@ -57,6 +57,11 @@ _current: Membership | None = None
 def current() -> Membership | None:
     """None where this process is alone."""
     return _current
+
+
+def is_first() -> bool:
+    """Whether this process speaks for all: writes the run's files, shows what happens."""
+    return _current is None or _current.is_first
 
 
 def join_others(environment: Mapping[str, str] = os.environ) -> None:
