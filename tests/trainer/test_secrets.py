@@ -86,6 +86,16 @@ def test_a_record_is_shown_without_its_secrets() -> None:
     }
 
 
+def test_the_environment_reaches_no_file_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", SECRET)
+    monkeypatch.setenv("HTTPS_PROXY", f"http://me:{SECRET}@proxy")
+    config = Config.from_dict({"run": {"wandb": {"project": "p"}}})
+    RunFolder(tmp_path / "run").open(config.to_dict(), describe_environment(["cpu:cpu"], None))
+    files = list((tmp_path / "run").iterdir())
+    assert len(files) == 2
+    assert not any(SECRET in file.read_text() for file in files)
+
+
 @pytest.mark.parametrize(
     "text", ["a-b.c/d_e:f", "loss 3.25 at step 4", "tokens: 5, tokenizer: a.json", "git@host:me/it"]
 )
