@@ -24,6 +24,10 @@ STDLIB = "stdlib"
 _NOT_STDLIB = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
 
 
+MOST_BYTES = 1 << 31
+"""Of one document: a small file may unpack to more than any memory holds."""
+
+
 def find_files(path: str | list[str]) -> list[Path]:
     """The files that `data.path` names, each once, sorted.
 
@@ -113,7 +117,7 @@ def _walk(root: str, skip: frozenset[str] = frozenset()) -> Iterator[str]:
 
 def _read_text(file: Path) -> Iterator[str]:
     with _reading(file), _open(file) as stream:
-        data = stream.read()
+        data = _bounded(file, stream.read(MOST_BYTES + 1))
     nul = data.find(b"\0")
     if nul >= 0:
         raise ConfigError(f"data.path: {file} is binary (a NUL at byte {nul}); leave it out of data.path")
@@ -128,15 +132,22 @@ def _read_text(file: Path) -> Iterator[str]:
 
 def _read_records(file: Path, text_key: str) -> Iterator[str]:
     with _reading(file), _open(file) as stream:
-        for number, line in enumerate(stream, 1):
-            if line.strip():
+        lines = iter(lambda: stream.readline(MOST_BYTES + 1), b"")
+        for number, line in enumerate(lines, 1):
+            if _bounded(file, line).strip():
                 yield _record_text(f"{file}:{number}", line, text_key)
+
+
+def _bounded(file: Path, document: bytes) -> bytes:
+    if len(document) > MOST_BYTES:
+        raise ConfigError(f"data.path: a document of {file} is longer than {MOST_BYTES:,} bytes; split it")
+    return document
 
 
 def _record_text(source: str, line: bytes, text_key: str) -> str:
     try:
         record = json.loads(line.decode("utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"data.path: {source} is not JSON ({error}); mend or remove the line") from error
     if not isinstance(record, dict):
         raise ConfigError(f"data.path: {source} is a {type(record).__name__}; each line must be an object with text")

@@ -189,5 +189,6 @@ def _check_size(prefix: Path, lengths: np.ndarray, offsets: np.ndarray, dtype: n
         raise ConfigError(f"{idx_file(prefix)} says {expected} bytes, {bin_file(prefix)} has {found}; {_REMEDY}")
     if not expected:
         raise ConfigError(f"{bin_file(prefix)} holds no tokens; {_REMEDY}")
-    if lengths.min() < 0 or offsets.min() < 0 or (offsets % dtype.itemsize).any():
+    outside = (ends < offsets).any()  # past what 64 bits count
+    if outside or lengths.min() < 0 or offsets.min() < 0 or (offsets % dtype.itemsize).any():
         raise ConfigError(f"{idx_file(prefix)} has a negative length or an offset inside a token; {_REMEDY}")
