@@ -1,7 +1,7 @@
 """A run's folder: what was asked for, and what it ran on.
 
     config.yaml        the resolved config
-    environment.json   one record per start: versions, host, devices, data, commit
+    environment.json   one record per start: versions, host, devices, data and its sizes, commit
     metrics.jsonl, events.jsonl, tensorboard/, checkpoints/    written by others
 
 Takes the config as plain nested data, and knows nothing of training. One process per run opens the folder.

@@ -149,7 +149,7 @@ class Trainer:
             return
         self.check_folder()
         devices = [f"{device.platform}:{device.device_kind}" for device in self.program.mesh.devices.flat]
-        environment = describe_environment(devices, self.corpus.hash)
+        environment = describe_environment(devices, self.corpus.hash) | {"data": self.corpus.sizes}
         require_alike("data", {"the hash of the text behind data.path": self.corpus.hash})
         if jax.process_index() == 0:
             for note in RunFolder(self.folder).open(self.config.to_dict(), environment):

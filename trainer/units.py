@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 GIB = 2**30
-HOUR = 3600
+MINUTE = 60
+HOUR = 60 * MINUTE
 DAY = 24 * HOUR
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 

@@ -79,6 +79,10 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
     def show_search(*options: Any, **asked: Any) -> None:
         calls.append((*options, asked))
 
+    def write_report(folder: Path, out: Path | None) -> Path:
+        calls.append((folder, out))
+        return out or folder / "report.html"
+
     def show_kernels(kind: str | None) -> bool:
         calls.append(kind)
         return not errors
@@ -88,6 +92,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
 
     modules: dict[str, dict[str, Any]] = {
         "trainer.trainer": {"Trainer": Trainer},
+        "trainer.report": {"write_report": write_report},
         "trainer.show": {"show": show},
         "trainer.show_schedule": {"show_schedule": show_schedule},
         "trainer.planner.show_plan": {"show_plan": show_plan},
@@ -113,6 +118,7 @@ COMMANDS = [
     "train",
     "generate",
     "eval",
+    "report",
     "show",
     "schedule",
     "plan",

@@ -59,6 +59,16 @@ class Corpus:
     def heldout_documents(self) -> range:
         return range(self.num_train_documents, self.indexed.num_documents)
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """How much of what there is."""
+        return {
+            "documents": self.indexed.num_documents,
+            "held_out": len(self.heldout_documents),
+            "tokens": self.indexed.num_tokens,
+            "vocab": self.vocab,
+        }
+
     def unigram_entropy(self) -> float:
         """Nats per training token: the loss of a model that knows only how often each id occurs.
 

@@ -41,7 +41,8 @@ class Axis:
         """0 at `low`, 1 at `high`; what a logarithm has no place for is at 0."""
         if not self.logarithmic:
             return (numbers - self.low) / (self.high - self.low)
-        return np.log(np.maximum(numbers, self.low) / self.low) / math.log(self.high / self.low)
+        low, high = math.log(self.low), math.log(self.high)
+        return (np.log(np.maximum(numbers, self.low)) - low) / (high - low)
 
     def ticks(self) -> list[float]:
         """A few round numbers between the ends."""

@@ -15,7 +15,7 @@ from trainer.page.axis import Axis
 from trainer.page.numbers import short
 from trainer.picture import Area, Label, Line, Picture, Rect, Shape
 
-LEFT, RIGHT, TOP, BOTTOM = 50, 58, 40, 40  # pixels around what is drawn
+LEFT, RIGHT, TOP, BOTTOM = 50, 64, 40, 40  # pixels around what is drawn
 PER_POINT = 2
 """Pixels along x that a point takes, before points are thinned out."""
 LETTER, LINE_HEIGHT = 6.4, 15
@@ -24,16 +24,16 @@ STROKE, DOT, MARK = 1.6, 5, 7
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """Points of one kind, in the order of x: float [n] each, y not finite where there is no number.
-
-    The last number is written beside the end of the curve. `dots`: not joined by a line.
-    """
+    """Points of one kind, in the order of x: float [n] each, y not finite where there is no number."""
 
     name: str
     colour: str
     x: np.ndarray
     y: np.ndarray
     dots: bool = False
+    """Not joined by a line."""
+    mute: bool = False
+    """The last number is not written beside the end."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +137,7 @@ def chart(
         shapes += _marks(frame, happened)
     for curve, points in zip(curves, thinned, strict=True):
         shapes += _curve(frame, curve, points)
-    shapes += _last(frame, thinned, write)
+    shapes += _last(frame, curves, write)
     shapes += _heading(frame, title, curves, marks)
     if not np.isfinite(everything).any():
         shapes.append(Label("faint", (LEFT + frame.right) / 2, (TOP + frame.bottom) / 2, "no number yet", centred=True))
@@ -179,13 +179,10 @@ def _curve(frame: Frame, curve: Curve, points: Thin) -> Iterator[Shape]:
             yield Line(curve.colour, _pairs(x[part], mean[part]), STROKE)
 
 
-def _last(frame: Frame, thinned: Sequence[Thin], write: Callable[[float], str]) -> Iterator[Shape]:
+def _last(frame: Frame, curves: Sequence[Curve], write: Callable[[float], str]) -> Iterator[Shape]:
     """The last number of each curve beside its end, one below the other where they meet."""
-    ends = []
-    for points in thinned:
-        there = np.flatnonzero(np.isfinite(points.mean))
-        if len(there):
-            ends.append((float(frame.down(points.mean[there[-1:]])[0]), float(points.mean[there[-1]])))
+    there = [curve.y[np.isfinite(curve.y)] for curve in curves if not curve.mute]
+    ends = [(float(frame.down(numbers[-1:])[0]), float(numbers[-1])) for numbers in there if len(numbers)]
     free = -np.inf
     for y, number in sorted(ends):
         free = max(y + 4, free)
@@ -196,8 +193,9 @@ def _last(frame: Frame, thinned: Sequence[Thin], write: Callable[[float], str]) 
 def _heading(frame: Frame, title: str, curves: Sequence[Curve], marks: Sequence[Marks]) -> Iterator[Shape]:
     """The title, and on its right the key, where there is more than one thing to tell apart."""
     yield Label("ink", 2, 16, title + (" (logarithmic)" if frame.y.logarithmic else ""), bold=True)
-    keys = [(curve.name, curve.colour) for curve in curves if len(curve.x) and len(curves) + len(marks) > 1]
-    keys += [(f"{happened.name} ({len(happened.x):,})", happened.colour) for happened in marks if len(happened.x)]
+    keys = [(curve.name, curve.colour) for curve in curves if len(curve.x)]
+    keys += [(f"{happened.name} ({len(happened.x):,})", happened.colour) for happened in marks]
+    keys = keys if len(keys) > 1 else []
     x = frame.width - 8.0
     for name, colour in reversed(keys):
         x -= LETTER * len(name) + 8

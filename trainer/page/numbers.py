@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from trainer.units import DAY, GIB, HOUR
-
-MINUTE = 60
+from trainer.units import DAY, GIB, HOUR, MINUTE
 
 
 def gib(count: float) -> str:

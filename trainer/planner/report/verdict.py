@@ -4,23 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import NamedTuple
 
 from trainer.page import numbers
+from trainer.page.facts import Fact
 from trainer.planner.plan import Plan
 from trainer.planner.words import fullest
 from trainer.units import DAY, GIB
 
 BANDWIDTHS = (1e9, 10e9, 100e9)
 """Bytes/s at which a checkpoint is said to be saved, where nobody says at which it is."""
-
-
-class Fact(NamedTuple):
-    """A number, and what has to be known with it."""
-
-    name: str
-    value: str
-    note: str
 
 
 def verdict(name: str, made: Plan) -> str:
