@@ -23,6 +23,7 @@ from typing import Any
 import yaml
 
 from trainer import config_yaml
+from trainer.config_source import read_file
 from trainer.errors import ConfigError
 
 PACKAGES = ("meshwright", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "tokenizers")
@@ -44,6 +45,7 @@ CHANGES = {
     "recompute": Change.FREE,
     "offload": Change.FREE,
     "failures": Change.FREE,
+    "watchdog": Change.FREE,
     "run": Change.FREE,
     "train": Change.FREE,
     "train.steps": Change.NOTED,  # a decay that ends with the run moves
@@ -110,7 +112,7 @@ class RunFolder:
             return []
         if not self._has_begun():
             return []
-        differences = list(_differences(yaml.safe_load(file.read_text(encoding="utf-8")), config))
+        differences = list(_differences(read_file(file).tree, config))
         refused = [text for change, text in differences if change is Change.REFUSED]
         if refused:
             raise self._another_run(refused)
@@ -156,7 +158,15 @@ class RunFolder:
 
     def _starts(self) -> list[dict[str, Any]]:
         file = self._file("environment.json")
-        return json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+        if not file.exists():
+            return []
+        try:
+            starts = json.loads(file.read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"{file} is damaged ({error}); move it away") from error
+        if not isinstance(starts, list) or not all(isinstance(start, dict) for start in starts):
+            raise ConfigError(f"{file} is no list of starts; move it away")
+        return starts
 
     def _file(self, name: str) -> Path:
         return self.path / name

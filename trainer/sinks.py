@@ -81,13 +81,15 @@ class JsonlSink:
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a metrics.jsonl, without a last line that a killed process left half written."""
+    """The records of a file such as metrics.jsonl, without a last line that a killed process left half written."""
     with path.open("rb") as file:
         for line in file:
             try:
-                yield json.loads(line)
-            except ValueError:
+                record = json.loads(line)
+            except (ValueError, RecursionError):
                 continue
+            if isinstance(record, dict):
+                yield record
 
 
 def last_record(path: Path) -> dict[str, Any] | None:
@@ -101,8 +103,9 @@ def _rewind(path: Path, step: int) -> None:
     if not path.exists():
         return
     kept = path.with_name(path.name + ".tmp")
+    records = (record for record in read_jsonl(path) if isinstance(record.get("step"), int))
     with kept.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(record) + "\n" for record in read_jsonl(path) if record["step"] <= step)
+        file.writelines(json.dumps(record) + "\n" for record in records if record["step"] <= step)
         file.flush()
         os.fsync(file.fileno())
     kept.replace(path)

@@ -21,6 +21,7 @@ from rich.progress import Progress
 from trainer.data.corpus import read_documents
 from trainer.data.indexed import IndexedDataset, IndexedWriter, bin_file, idx_file, token_dtype
 from trainer.data.tokenizer import Tokenizer, groups
+from trainer.errors import ConfigError
 
 _SAMPLE = 1 << 22
 """Characters a tokenizer is trained on: more costs seconds and saves hardly a token."""
@@ -83,7 +84,13 @@ class Facts:
 
     @classmethod
     def load(cls, file: Path) -> Facts:
-        return cls(**json.loads(file.read_text()))
+        try:
+            facts = json.loads(file.read_text(encoding="utf-8"))
+            return cls(str(facts["hash"]), int(facts["smallest"]), int(facts["largest"]))
+        except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
+            raise ConfigError(
+                f"data.cache: {file} is damaged ({error}); remove its folder, and it is made anew"
+            ) from error
 
     def save(self, file: Path) -> None:
         file.write_text(json.dumps(asdict(self)))
