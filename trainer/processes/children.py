@@ -1,0 +1,157 @@
+"""Processes of this host that train together: started, listened to, and ended together. Uses no threads."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+GRACE = 5.0
+"""Seconds in which the others may end by themselves when one has."""
+_LOOK_EVERY = 0.1
+_MOST_LINES = 20
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class End:
+    """How the first process that failed ended, or the last where all went well."""
+
+    process: int
+    code: int
+    """As of `subprocess`: negative for a signal."""
+    lines: tuple[str, ...] = ()
+    """The last that it said on stderr, or anywhere."""
+
+    @property
+    def how(self) -> str:
+        """In words: `process 1 was killed by SIGKILL`."""
+        if self.code < 0:
+            return f"process {self.process} was killed by {signal.Signals(-self.code).name}"
+        return f"process {self.process} ended with exit code {self.code}"
+
+
+@dataclass
+class _Child:
+    popen: subprocess.Popen[bytes]
+    index: int
+    lines: deque[str] = field(default_factory=lambda: deque(maxlen=_MOST_LINES))
+    begun: bytes = b""
+    """Of a line that has not ended."""
+
+    def hear(self, heard: bytes) -> None:
+        """What it says on stderr; the first process is heard at once, of others it is kept."""
+        if self.index == 0:
+            sys.stderr.buffer.write(heard)
+            sys.stderr.buffer.flush()
+        *whole, self.begun = (self.begun + heard).split(b"\n")
+        self.lines.extend(line.decode(errors="replace") for line in whole if line.strip())
+
+
+class Children:
+    """`with` them; none of them outlives this process.
+
+    Args:
+        environments: of each process what is set besides this one's environment.
+    """
+
+    def __init__(self, command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._children: list[_Child] = []
+        self.is_asked = False
+        """Whether they were sent a signal."""
+        for index, environment in enumerate(environments):
+            popen = subprocess.Popen(
+                command,
+                env={**os.environ, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=None if index == 0 else subprocess.PIPE,
+                stderr=subprocess.PIPE if index == 0 else subprocess.STDOUT,
+                start_new_session=True,  # a terminal's Ctrl-C is passed on, and would come twice
+                preexec_fn=_end_with_parent,
+            )
+            child = _Child(popen, index)
+            pipe = popen.stderr if index == 0 else popen.stdout
+            assert pipe is not None
+            self._selector.register(pipe, selectors.EVENT_READ, child)
+            self._children.append(child)
+
+    def send(self, number: int) -> None:
+        """A signal to all."""
+        self.is_asked = True
+        for child in self._children:
+            if child.popen.poll() is None:
+                child.popen.send_signal(number)
+
+    def wait(self) -> End:
+        """Until all have ended. When one fails, the others are ended too."""
+        first: End | None = None
+        deadline = float("inf")
+        while running := [child for child in self._children if child.popen.poll() is None]:
+            self._listen(_LOOK_EVERY)
+            if first is None and (failed := self._failed()):
+                first = failed
+                deadline = time.monotonic() + GRACE
+            if time.monotonic() > deadline and not self._stops_as_asked(first):
+                for child in running:
+                    child.popen.kill()
+        self._listen(0)
+        return first or self._failed() or End(0, 0)
+
+    def _failed(self) -> End | None:
+        for child in self._children:
+            if code := child.popen.poll():
+                self._listen(0)
+                return End(child.index, code, tuple(child.lines))
+        return None
+
+    def _stops_as_asked(self, end: End | None) -> bool:
+        """Whether they are on their way: each saves its part, and that takes its time."""
+        return self.is_asked and end is not None and end.code > 128
+
+    def _listen(self, seconds: float) -> None:
+        if not self._selector.get_map():
+            time.sleep(seconds)
+        while found := self._selector.select(seconds):
+            for key, _ in found:
+                if heard := os.read(key.fd, 1 << 16):
+                    key.data.hear(heard)
+                else:
+                    self._selector.unregister(key.fileobj)
+            seconds = 0
+
+    def __enter__(self) -> Children:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for child in self._children:
+            child.popen.kill()
+            child.popen.wait()
+            for pipe in filter(None, (child.popen.stdout, child.popen.stderr)):
+                pipe.close()
+        self._selector.close()
+
+
+@contextlib.contextmanager
+def passed_on(children: Children) -> Iterator[None]:
+    """Ctrl-C and SIGTERM of this process are its children's."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in before:
+        signal.signal(number, lambda number, _: children.send(number))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
