@@ -1,59 +1,86 @@
-"""What would still fit, and what would make a config fit that does not: by the closed forms of memory alone.
+"""What would still fit, and what would make a config fit that does not, by closed forms alone.
 
-Answers are settings as one writes them after a command. Knows nothing of seconds.
+Answers are settings as one writes them after a command. Knows nothing of how a plan is shown.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import combinations, product
+from operator import itemgetter
 from typing import get_args
 
 from models.recompute import RecomputePolicy
 from sharding.mesh import PIPELINE, num_groups
 from trainer.config import Config
 from trainer.planner.arrangement import Arrangement
+from trainer.planner.estimate import estimate
 from trainer.planner.gpu import Gpu
-from trainer.planner.memory import stage_memory
+from trainer.planner.offloading import ACTIVATIONS, STATE, written
+
+Kinds = Sequence[list[str]]
+"""Of overrides that do the same: the mildest first."""
 
 FACTORS = {"tensor": (2, 4, 8), PIPELINE: (2, 4, 8, 16, 32, 64)}
 """By which a mesh axis may grow."""
 MOST_TOGETHER = 3
+MOST_OFFLOADED = 3
+"""Ways with offload that are told: the fastest."""
 
 
 def largest_micro_batch(config: Config, gpu: Gpu) -> int | None:
     """The most sequences at a time that fit, of those that divide the batch; None where not even one does."""
-    return next((micro for micro in _micro_batches(config) if _fits(config, [f"batch.micro={micro}"], gpu)), None)
+    sizes = _micro_batches(config)
+    return next((micro for micro in sizes if _seconds(config, f"batch.micro={micro}", gpu) is not None), None)
 
 
-def helps(config: Config, gpu: Gpu) -> list[str]:
-    """Overrides each of which makes a config fit that does not, no mesh axis of which is -1.
+def helps(config: Config, gpu: Gpu, gpus_per_node: int = 8) -> dict[str, float]:
+    """Overrides each of which makes a config fit that does not, and seconds of a step then. No mesh axis is -1.
 
-    Of each kind, the mildest that is enough. Where none is enough alone, those that are together; [] where none are.
+    Of each kind, the mildest that is enough. Where none is enough alone, those that are together; {} where none are.
+    What offloads comes after what does not, and does not stand in its place.
     A mesh takes what it needs from `data`; if there is nothing to take, it is for more GPUs.
     """
-    ways = (_smaller(config), _recomputed(config), _offloaded(config), _sharded(config), *_meshes(config))
-    kinds = [kind for kind in ways if kind]
+    others = [kind for kind in (_smaller(config), _recomputed(config), _sharded(config), *_meshes(config)) if kind]
+    offloads = [kind for kind in (_state(config), _activations(config)) if kind]
+    without = _enough(config, others, [], gpu, gpus_per_node)
+    with_offload = _enough(config, others, offloads, gpu, gpus_per_node)
+    needed = {way: seconds for way, seconds in with_offload.items() if not any(_has(way, less) for less in without)}
+    return without | dict(sorted(needed.items(), key=itemgetter(1))[:MOST_OFFLOADED])
+
+
+def _enough(config: Config, others: Kinds, any_of: Kinds, gpu: Gpu, gpus_per_node: int) -> dict[str, float]:
+    """See `helps`: as few kinds as possible together, with one of `any_of` among them, if there are any."""
     for together in range(1, MOST_TOGETHER + 1):
-        found = [_mildest(config, chosen, gpu) for chosen in combinations(kinds, together)]
-        if enough := [overrides for overrides in found if overrides]:
-            return [" ".join(overrides) for overrides in enough]
-    return []
+        found = {}
+        for kinds in combinations([*any_of, *others], together):
+            if any_of and not any(kind in any_of for kind in kinds):
+                continue
+            ways = (" ".join(overrides) for overrides in product(*kinds))
+            fitting = ((way, _seconds(config, way, gpu, gpus_per_node)) for way in ways)
+            if mildest := next(((way, seconds) for way, seconds in fitting if seconds is not None), None):
+                found[mildest[0]] = mildest[1]
+        if found:
+            return found
+    return {}
 
 
-def _mildest(config: Config, kinds: tuple[list[str], ...], gpu: Gpu) -> tuple[str, ...] | None:
-    """One override of each kind, so that the config fits. Of a kind, milder ones come first."""
-    return next((overrides for overrides in product(*kinds) if _fits(config, " ".join(overrides).split(), gpu)), None)
+def _has(overrides: str, others: str) -> bool:
+    return set(overrides.split()) >= set(others.split())
 
 
-def _fits(config: Config, overrides: list[str], gpu: Gpu) -> bool:
-    """Whether it is a config, and fits."""
+def _seconds(config: Config, overrides: str, gpu: Gpu, gpus_per_node: int = 8) -> float | None:
+    """Of a step; None where it is no config, does not fit, or the GPU's file leaves out what is needed."""
+    settings = dict(override.split("=") for override in overrides.split())
+    if len(settings) < len(overrides.split()):  # two that contradict each other
+        return None
     try:
-        changed = Arrangement.of(Config.from_dict(_on_any(config).to_dict(), overrides))
+        changed = Arrangement.of(Config.from_dict(_on_any(config).to_dict(), overrides.split()))
+        made = estimate(changed, gpu, gpus_per_node)
     except ValueError:
-        return False
-    return max(stage.total for stage in stage_memory(changed, gpu)) <= gpu.memory_bytes
+        return None
+    return made.seconds.total if made.fits else None
 
 
 def _on_any(config: Config) -> Config:
@@ -77,9 +104,12 @@ def _recomputed(config: Config) -> list[str]:
     return [f"recompute={policy}" for policy in policies[policies.index(config.recompute.policy) + 1 :]]
 
 
-def _offloaded(config: Config) -> list[str]:
-    can = config.offload.activations == "none" and config.mesh.pipeline == 1
-    return ["offload.activations=host"] if can else []
+def _state(config: Config) -> list[str]:
+    return [written(settings) for settings in STATE] if config.offload.optimizer == "none" else []
+
+
+def _activations(config: Config) -> list[str]:
+    return [written(ACTIVATIONS)] if config.offload.activations == "none" else []
 
 
 def _sharded(config: Config) -> list[str]:

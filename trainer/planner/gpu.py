@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from trainer.config_errors import all_keys, build
+from trainer.config_errors import all_keys, build, fields
 from trainer.config_source import Source, dotted, read_file
 from trainer.errors import ConfigError
 
@@ -71,10 +71,10 @@ class Gpu:
     """Bytes/s that each GPU of a node can send to other nodes while all do, by the data sheet."""
     host_bandwidth: float = Field(gt=0)
     """Bytes/s each way between a GPU and its host's memory, by the data sheet."""
-    host_memory_bandwidth: float = Field(gt=0)
-    """Bytes/s that the host's memory is read and written with: a GPU's part of its node's, by data sheets."""
-    nvme_bandwidth: float = Field(gt=0)
-    """Bytes/s that disks are read and written with, in sum: a GPU's part of its node's. An assumption: put in yours."""
+    host_memory_bandwidth: float | None = Field(default=None, gt=0)
+    """Bytes/s that the host's memory is read and written with, in sum: a GPU's part of its node's."""
+    nvme_bandwidth: float | None = Field(default=None, gt=0)
+    """Bytes/s that disks are read and written with, as much of each, in sum: a GPU's part of its node's."""
     network_latency: float = Field(ge=0)
     """Seconds for each node that a ring passes."""
     launch_seconds: float = Field(ge=0)
@@ -84,6 +84,19 @@ class Gpu:
     efficiency: Efficiency
     xla_target: str
     """What XLA needs to compile for it without one: an `xla.gpu.GpuTargetConfigProto` as text."""
+
+    def of_host(self, key: str) -> float:
+        """One of the rates that a file may leave out, as only what is offloaded needs them.
+
+        Raises:
+            ConfigError: it does.
+        """
+        if (rate := getattr(self, key)) is None:
+            raise ConfigError(
+                f"{key} of GPU {self.name}: missing, and the update of what is offloaded cannot be planned without it; "
+                "write the bytes/s of your hosts into the GPU's file, for each of their GPUs"
+            )
+        return float(rate)
 
     def flops(self, itemsize: int) -> float:
         """FLOP/s of large matmuls in a step. float32 is multiplied as TF32, at half the speed of 16 bits."""
@@ -120,7 +133,8 @@ def load(name: str) -> Gpu:
 def _read(path: Path) -> Gpu:
     source = Source(str(path), path.parent)
     source.read(read_file(path))
-    if missing := [dotted(key) for key in all_keys(Gpu) if key not in source.places]:
+    needed = (key for key in all_keys(Gpu) if fields(Gpu)[key[0]].is_required())
+    if missing := [dotted(key) for key in needed if key not in source.places]:
         near = difflib.get_close_matches(missing[0], map(dotted, source.places), n=1)
         guess = f" (is it what {near[0]} should be?)" if near else ""
         raise ConfigError(f"{path}: {', '.join(missing)}: missing{guess}; begin with a copy of {_FOLDER / 'h100.yaml'}")

@@ -28,21 +28,21 @@ class Lane:
 
 @dataclass(frozen=True)
 class HostUpdate:
-    """The lanes, which work side by side."""
+    """The lanes, which work side by side; None for those that have nothing to do."""
 
-    down: Lane
+    down: Lane | None = None
     """Gradients over the link to the host, float32."""
-    update: Lane
+    update: Lane | None = None
     """Host memory, read and written."""
-    up: Lane
+    up: Lane | None = None
     """New weights over the link, in the dtype that is computed with."""
-    nvme: Lane
+    nvme: Lane | None = None
     """Masters and moments, read and written on disk."""
 
     @property
     def lanes(self) -> dict[str, Lane]:
         """Those that have something to do."""
-        return {field.name: lane for field in fields(self) if (lane := getattr(self, field.name)).bytes}
+        return {field.name: lane for field in fields(self) if (lane := getattr(self, field.name)) is not None}
 
     @property
     def seconds(self) -> float:
@@ -51,7 +51,13 @@ class HostUpdate:
 
 
 def host_update(a: Arrangement, stage: Stage, gpu: Gpu) -> HostUpdate:
-    """Of a device of a stage. What is streamed has its gradients and its weights on the host already."""
+    """Of a device of a stage. What is streamed has its gradients and its weights on the host already.
+
+    Raises:
+        ConfigError: the GPU's file leaves out how fast its host is.
+    """
+    if not a.offloaded:
+        return HostUpdate()
     away = a.offloaded * stage.elements / a.shares
     streamed = stage.streamed(a) / a.shares
     linked = away - streamed
@@ -59,7 +65,7 @@ def host_update(a: Arrangement, stage: Stage, gpu: Gpu) -> HostUpdate:
     moved = away * (state + 4 + a.itemsize) + streamed * 2 * a.itemsize  # which are copied once more
     return HostUpdate(
         down=Lane(4 * linked, gpu.host_bandwidth),
-        update=Lane(moved, gpu.host_memory_bandwidth),
+        update=Lane(moved, gpu.of_host("host_memory_bandwidth")),
         up=Lane(a.itemsize * linked, gpu.host_bandwidth),
-        nvme=Lane(away * state if a.on_nvme else 0.0, gpu.nvme_bandwidth),
+        nvme=Lane(away * state, gpu.of_host("nvme_bandwidth")) if a.on_nvme else None,
     )

@@ -77,8 +77,9 @@ class Plan:
     """The one that needs the most memory, the first of equals."""
     largest_micro_batch: int | None
     """Sequences at a time that still fit, of those that divide the batch; None where not even one does."""
-    helps: list[str]
-    """Where it does not fit: overrides each of which makes it fit. A larger mesh may need more GPUs."""
+    helps: dict[str, float]
+    """Where it does not fit: overrides each of which makes it fit, and seconds of a step then. A larger mesh may need
+    more GPUs."""
     wire: list[Sent]
     seconds: Seconds
     """What is sent counts as far as nothing hides it."""
@@ -158,7 +159,7 @@ def plan(config: Config, gpu: str = "h100", gpus: int | None = None, gpus_per_no
         stages=stages,
         worst_stage=worst,
         largest_micro_batch=largest_micro_batch(config, kind),
-        helps=[] if fits else helps(config, kind),
+        helps={} if fits else helps(config, kind, gpus_per_node),
         wire=list(_sent(description.wire, description.mesh, Cluster(kind, gpus_per_node))),
         seconds=estimated.seconds,
         seconds_per_step=estimated.seconds.total,

@@ -114,7 +114,8 @@ def _summary(made: Plan, tokens: float | None, storage: float | None) -> Table:
     if made.off_device.nvme:
         table.add_row("", f"and {made.off_device.nvme / GIB:.1f} GiB of NVMe for each GPU")
     if not made.fits:
-        table.add_row("would fit with", "\n".join(made.helps) or "larger GPUs, or many more")
+        ways = (f"{overrides}  ({seconds:.3g} s a step)" for overrides, seconds in made.helps.items())
+        table.add_row("would fit with", "\n".join(ways) or "larger GPUs, or many more")
     table.add_row("micro batch", f"{made.micro_batch}; largest that fits: {made.largest_micro_batch or 'none'}")
     table.add_row("a step", f"{made.seconds_per_step:.3g} s, {made.tokens_per_step:,} tokens")
     table.add_row(

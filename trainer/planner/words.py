@@ -36,7 +36,7 @@ HOST_UPDATE = {
     "up": "new weights to the GPU",
     "nvme": "disks, read and written",
 }
-ASSUMED = "Data sheets' rates; nvme_bandwidth of the GPU's file is an assumption, to be replaced by your disks'."
+ASSUMED = "Rates of the GPU's file, which are a DGX node's by data sheets: put in those of your hosts."
 
 
 def fullest(made: Plan) -> str:

@@ -7,6 +7,7 @@ import json
 import os
 from collections import Counter, defaultdict
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from trainer.trainer import Trainer
 from trainer.wire import busiest
 
 GOLDEN = ROOT / "tests/golden"
+H100_FILE = ROOT / "trainer/planner/gpus/h100.yaml"
 CONFIGS = sorted(file.stem for file in (ROOT / "configs").glob("*.yaml"))
 GPUS = {
     "bloom-176b": "a100",
@@ -39,6 +41,8 @@ GPUS = {
 DIGITS = 5
 ALONE = "mesh={data: 1}"
 KEPT_WHOLE = ("mesh={data: 8}", "recompute=none")
+LARGE = (ALONE, "batch.global=8")
+STREAMED = "zero.stage=3 offload.optimizer=host offload.parameters=host"
 
 
 def config(name: str, *overrides: str) -> Config:
@@ -180,6 +184,7 @@ def test_what_is_said_to_help_does_help() -> None:
         changed = plan(Config.from_dict(asked.to_dict(), overrides.split()))
         assert changed.fits, overrides
         assert changed.gpus == planned.gpus
+        assert changed.seconds_per_step == pytest.approx(planned.helps[overrides])
 
 
 @pytest.mark.parametrize(
@@ -187,11 +192,30 @@ def test_what_is_said_to_help_does_help() -> None:
     [
         ("gpt2-124m", [ALONE, "batch.micro=256"], "batch.micro=64"),
         ("llama3-8b", ["mesh={data: 8}", "zero.stage=0", "batch.global=8", "recompute=full"], "zero.stage=2"),
-        ("llama3-8b", ["mesh={data: 1}", "batch.global=8", "recompute=full"], "mesh.tensor=4"),
+        ("llama3-8b", [*LARGE, "recompute=full"], "mesh.tensor=4"),
+        ("llama3-8b", [*LARGE, "recompute=full"], STREAMED),
+        ("llama3-8b", [*LARGE, "recompute=none"], f"{STREAMED} recompute=selective"),
     ],
 )
 def test_help_is_the_mildest_of_its_kind(name: str, overrides: list[str], help: str) -> None:
     assert help in plan(config(name, *overrides)).helps
+
+
+def test_what_offloads_helps_last_and_where_it_is_needed() -> None:
+    on_larger = plan(config("llama3-8b", *LARGE, "recompute=full"), "h200")
+    assert list(on_larger.helps)[-1] == "offload.optimizer=host"
+    for overrides in plan(config("llama3-8b", *LARGE, "recompute=none")).helps:
+        assert overrides == "mesh.tensor=8" or "mesh.tensor=8" not in overrides
+
+
+def test_a_gpu_s_file_need_not_know_its_host_where_nothing_is_offloaded(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.yaml"
+    lines = H100_FILE.read_text().splitlines(keepends=True)
+    mine.write_text("".join(line for line in lines if not line.startswith(("host_memory", "nvme"))))
+    asked = config("llama3-8b", *LARGE, "recompute=full")
+    assert list(plan(asked, str(mine)).helps) == [way for way in plan(asked).helps if "optimizer" not in way]
+    with pytest.raises(ConfigError, match="host_memory_bandwidth of GPU h100: missing, and the update of what is off"):
+        plan(Config.from_dict(asked.to_dict(), ["offload.optimizer=host"]), str(mine))
 
 
 def test_the_largest_micro_batch_fits_and_the_next_does_not() -> None:

@@ -122,7 +122,7 @@ def test_what_does_not_fit_says_by_how_much_and_what_helps() -> None:
     over = (planned.memory.total - planned.memory_bytes) / GIB
     assert f"llama3-8b does not fit on 8 × h100: it needs {planned.memory.total / GIB:.1f} of the" in text
     assert f"{over:.1f} GiB too much, and most of it, {planned.memory.activations / GIB:.1f} GiB, for activ" in text
-    assert re.findall(r"<li><code>(.*?)</code>", text) == planned.helps
+    assert re.findall(r"<li><code>(.*?)</code>", text) == list(planned.helps)
     assert "recompute=selective" in planned.helps
 
 
@@ -138,7 +138,7 @@ def test_tables_and_pictures_can_be_heard() -> None:
 def test_what_users_name_is_no_markup() -> None:
     hostile = '<script>alert("1")</script>'
     config, gpu = tiny(*STAGES), replace(load("h100"), name=hostile)
-    planned = replace(small(), gpu=hostile, fits=False, helps=[hostile], assumed=hostile)
+    planned = replace(small(), gpu=hostile, fits=False, helps={hostile: 1.0}, assumed=hostile)
     for text in (page(planned, config, gpu), fragment(planned)):
         assert "<script" not in text
         assert text.count(escape(hostile).replace("&quot;", "&#34;")) >= 3
