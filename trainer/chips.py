@@ -42,3 +42,12 @@ def memory_in_use(devices: Iterable[Device]) -> dict[str, int]:
     in_use = {"host": int(psutil.Process().memory_info().rss)}
     used = [stats["bytes_in_use"] for stats in (device.memory_stats() for device in devices) if stats]
     return in_use | {"device": max(used)} if used else in_use
+
+
+def memory_taken(devices: Iterable[Device]) -> dict[str, int]:
+    """Bytes, as a log has them: `host_bytes` that this process has in memory now, and, where devices can tell,
+    `device_bytes`, the most that any of them ever had in use."""
+    told = [device.memory_stats() or {} for device in devices]
+    most = [stats["peak_bytes_in_use"] for stats in told if "peak_bytes_in_use" in stats]
+    taken = {"host_bytes": int(psutil.Process().memory_info().rss)}
+    return taken | {"device_bytes": max(most)} if most else taken

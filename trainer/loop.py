@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from trainer.chips import memory_in_use, peak_flops
+from trainer.chips import memory_in_use, memory_taken, peak_flops
 from trainer.display import Display, Lines, make_display
 from trainer.errors import ConfigError
 from trainer.events import Events
@@ -246,6 +246,7 @@ class Loop:
         """
         first = self.trainer.step - len(self.unfetched) + 1
         fetched: list[Metrics] = jax.device_get(self.unfetched)
+            **memory_taken(device for device in self.devices if device.process_index == jax.process_index()),
         self.unfetched.clear()
         self.unlogged += fetched
         troubles = []

@@ -34,6 +34,12 @@ class StepMetrics:
     """Steps without an update since the start of the run, because a gradient was not finite."""
     mfu: float | None = None
     """model_flops_per_second over the dense peak of all devices; None where the peak is not known."""
+    data_seconds: float = 0.0
+    """Since the last time, how long devices had nothing to do as a batch was late: at most so long."""
+    host_bytes: int | None = None
+    """In memory of the first process now."""
+    device_bytes: int | None = None
+    """The most that any of its devices ever had in use; None where they do not tell."""
 
     def to_dict(self) -> dict[str, int | float]:
         """Name -> number, as sinks take it: without the step, and without what is None."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainer.chips import memory_in_use, peak_flops
+from trainer.chips import memory_in_use, memory_taken, peak_flops
 
 
 @pytest.mark.parametrize(
@@ -26,11 +26,12 @@ def test_peak_by_device_kind(kind: str, peak: float | None) -> None:
 
 
 class FakeDevice:
-    def __init__(self, used: int | None) -> None:
+    def __init__(self, used: int | None, most: int | None = None) -> None:
         self.used = used
+        self.most = {} if most is None else {"peak_bytes_in_use": most}
 
     def memory_stats(self) -> dict[str, int] | None:
-        return None if self.used is None else {"bytes_in_use": self.used}
+        return None if self.used is None else {"bytes_in_use": self.used, **self.most}
 
 
 def test_memory_of_the_fullest_device() -> None:
@@ -41,3 +42,10 @@ def test_memory_of_the_fullest_device() -> None:
 
 def test_cpu_devices_cannot_tell() -> None:
     assert list(memory_in_use([FakeDevice(None)])) == ["host"]
+
+
+def test_what_is_logged_is_the_most_that_a_device_had() -> None:
+    taken = memory_taken([FakeDevice(3, 9), FakeDevice(7, 8), FakeDevice(None)])
+    assert taken["device_bytes"] == 9
+    assert taken["host_bytes"] > 1_000_000
+    assert list(memory_taken([FakeDevice(None), FakeDevice(5)])) == ["host_bytes"]

@@ -35,6 +35,8 @@ FIELDS = {
     "model_flops_per_second",
     "loss_scale",
     "skipped_steps",
+    "data_seconds",
+    "host_bytes",
 }
 """Of a logged step, on a CPU in float32."""
 
