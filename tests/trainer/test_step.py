@@ -48,8 +48,12 @@ class Run:
     def _start(self) -> dict[str, jax.Array]:
         return logical.to_logical(self.program, self.program.init())
 
+    def start_arrays(self) -> dict[str, jax.Array]:
+        """Logical arrays by name."""
+        return jax.tree.map(jnp.copy, self._start)
+
     def start(self) -> TrainState:
-        return logical.from_logical(self.program, jax.tree.map(jnp.copy, self._start))
+        return logical.from_logical(self.program, self.start_arrays())
 
     def step(self, state: TrainState, host: Arrays) -> tuple[TrainState, Metrics]:
         state, metrics = self._compiled(state, on_devices(self.program, host))
@@ -132,6 +136,35 @@ def test_replicas_stay_equal_to_the_bit(run: Run) -> None:
             assert held.setdefault(str(shard.index), data) == data
         copies += len(leaf.addressable_shards) - len(held)
     assert copies > 0
+
+
+def test_every_device_says_the_same_and_no_stage_says_0(run: Run) -> None:
+    _, metrics = run._compiled(run.start(), on_devices(run.program, TEXT[0]))
+    for name, value in metrics._asdict().items():
+        assert len({np.asarray(shard.data).tobytes() for shard in value.addressable_shards}) == 1, name
+        assert len(value.addressable_shards) == 8
+    assert metrics.loss == pytest.approx(np.log(VOCAB), rel=0.1)
+
+
+def test_the_loss_that_is_logged_is_the_one_that_is_optimised(run: Run) -> None:
+    """Along the gradient it rises by the logged norm of the gradient."""
+    state, first = run.step(run.start(), TEXT[0])
+    momenta = {
+        name.removeprefix("optimizer.mu."): x
+        for name, x in run.arrays(state).items()
+        if name.startswith("optimizer.mu.")
+    }
+    size, length = norm(momenta), 0.005
+
+    def loss(way: float) -> float:
+        arrays = run.start_arrays()
+        for name, momentum in momenta.items():
+            weight = arrays[f"parameters.{name}"]
+            arrays[f"parameters.{name}"] = jax.device_put(weight + way * length / size * momentum, weight.sharding)
+        _, metrics = run.step(logical.from_logical(run.program, arrays), TEXT[0])
+        return float(metrics.loss)
+
+    assert (loss(1) - loss(-1)) / (2 * length) == pytest.approx(float(first.grad_norm), rel=3e-3)
 
 
 def gradient(clip: float) -> tuple[float, Arrays]:
