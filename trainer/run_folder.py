@@ -26,7 +26,7 @@ from trainer import config_yaml
 from trainer.config_source import read_file
 from trainer.errors import ConfigError
 
-PACKAGES = ("meshwright", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "tokenizers")
+PACKAGES = ("meshwright", "jax", "jaxlib", "flax", "optax", "numpy", "tokenizers")
 
 
 class Change(Enum):

@@ -234,7 +234,7 @@ def test_what_is_no_run_cannot_be_read(folder: Path, trained: tuple[Path, str], 
     )
     shutil.copy(trained[0] / "config.yaml", tmp_path)
     refused(here("eval", tmp_path), "holds no complete checkpoint yet; train it first")
-    (tmp_path / "checkpoints/4.orbax-checkpoint-tmp").mkdir(parents=True)  # what a killed process leaves
+    (tmp_path / "checkpoints/4.0123abcd.writing").mkdir(parents=True)  # what a killed process leaves
     refused(here("eval", tmp_path), "holds no complete checkpoint yet; train it first")
 
 

@@ -96,7 +96,7 @@ def write(folder: Path, *, with_events: bool = True, records: list[dict[str, Any
         write_lines(folder / "events.jsonl", EVENTS)
     for step in (200, 400):
         (folder / "checkpoints" / str(step)).mkdir(parents=True)
-    (folder / "checkpoints" / "410.orbax-checkpoint-tmp").mkdir()
+    (folder / "checkpoints" / "410.0123abcd.writing").mkdir()
     return folder
 
 

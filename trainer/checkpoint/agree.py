@@ -1,0 +1,24 @@
+"""What all processes take from process 0, so that all do the same: a collective, which all have to call in turn."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+
+def of_first(numbers: Sequence[int]) -> list[int]:
+    """The numbers (of 31 bits) that process 0 has. A process that is alone touches no device."""
+    if not jax.distributed.is_initialized() or jax.process_count() == 1:
+        return list(numbers)
+    count = int(multihost_utils.broadcast_one_to_all(np.int32(len(numbers))))
+    mine = np.resize(np.array(numbers or [0], np.int32), count)
+    return [int(number) for number in multihost_utils.broadcast_one_to_all(mine)]
+
+
+def token() -> str:
+    """Letters and digits that no earlier draft of a checkpoint had."""
+    return f"{of_first([secrets.randbits(31)])[0]:08x}"

@@ -1,0 +1,147 @@
+"""Files of blocks with a checksum each, past the page cache where the file system lets us.
+
+A piece is a run of bytes that begins at a page; it is cut into blocks of `BLOCK` bytes, the last one shorter. A few
+threads move blocks through a buffer each: that is all the memory it takes. Knows nothing of arrays.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import zlib
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TypeVar
+
+import numpy as np
+
+from trainer.checkpoint.damage import Damaged
+from trainer.offload.buffers import PAGE, allocate, round_up
+
+BLOCK = 16 * 2**20
+"""Bytes; the size of any dtype divides it."""
+THREADS = 4
+T = TypeVar("T")
+
+
+def num_blocks(num_bytes: int) -> int:
+    """Of a piece."""
+    return -(-num_bytes // BLOCK)
+
+
+class Workers:
+    """Threads, and a buffer of a block for each."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(THREADS, "checkpoint")
+        self._buffers: SimpleQueue[np.ndarray] = SimpleQueue()
+        for _ in range(THREADS):
+            self._buffers.put(allocate(BLOCK))
+
+    def close(self) -> None:
+        """What has not begun never will."""
+        self._threads.shutdown(cancel_futures=True)
+
+    def submit(self, work: Callable[[np.ndarray], T]) -> Future[T]:
+        """Calls `work` with a buffer, in a thread."""
+        return self._threads.submit(self._with_buffer, work)
+
+    def _with_buffer(self, work: Callable[[np.ndarray], T]) -> T:
+        buffer = self._buffers.get()
+        try:
+            return work(buffer)
+        finally:
+            self._buffers.put(buffer)
+
+
+class BlockWriter:
+    """A new file; pieces follow one another.
+
+    Raises:
+        OSError: it is there already, or cannot be made.
+    """
+
+    def __init__(self, path: Path, workers: Workers) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+        self._workers = workers
+        self.num_bytes = 0
+        _go_past_the_cache(self._file)
+
+    def add(self, data: np.ndarray) -> tuple[int, list[Future[int]]]:
+        """Begins to write a piece: where it begins, and the checksums of its blocks once they are written.
+
+        `data` is uint8 [bytes], and must not change before. The futures raise OSError where that fails.
+        """
+        offset, self.num_bytes = self.num_bytes, self.num_bytes + round_up(data.size, PAGE)
+        os.ftruncate(self._file, self.num_bytes)  # threads that lengthen a file would wait for one another
+        parts = [data[start : start + BLOCK] for start in range(0, data.size, BLOCK)]
+        return offset, [
+            self._workers.submit(self._writing(part, offset + number * BLOCK)) for number, part in enumerate(parts)
+        ]
+
+    def _writing(self, data: np.ndarray, offset: int) -> Callable[[np.ndarray], int]:
+        def write(buffer: np.ndarray) -> int:
+            end = round_up(data.size, PAGE)
+            buffer[: data.size] = data
+            buffer[data.size : end] = 0
+            done, view = 0, buffer.data[:end]
+            while done < end:
+                done += os.pwrite(self._file, view[done:], offset + done)
+            return zlib.crc32(view[: data.size])
+
+        return write
+
+    def close(self) -> None:
+        """Waits until all that was written is on the disk; to be called once the futures are done, at most once."""
+        try:
+            os.fsync(self._file)
+        finally:
+            os.close(self._file)
+
+
+class BlockReader:
+    """A file that `BlockWriter` has made.
+
+    Raises:
+        Damaged: it is not there.
+        OSError: it cannot be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            raise Damaged(f"{path.name} is missing") from None
+        _go_past_the_cache(self._file)
+
+    def read(self, offset: int, num_bytes: int, checksum: int, buffer: np.ndarray) -> np.ndarray:
+        """The bytes of a block, which are in the buffer.
+
+        Raises:
+            Damaged: the file is too short, or these are not the bytes that were written.
+            OSError: the disk does not give them.
+        """
+        done, view = 0, buffer.data[: round_up(num_bytes, PAGE)]
+        while done < num_bytes:
+            count = os.preadv(self._file, [view[done:]], offset + done)
+            if count == 0:
+                raise Damaged("it is cut short")
+            done += count
+        if zlib.crc32(view[:num_bytes]) != checksum:
+            raise Damaged("its checksum is another")
+        return buffer[:num_bytes]
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+def _go_past_the_cache(file: int) -> None:
+    """Where that is possible: of what is read or written once, a cache only takes memory and time."""
+    try:
+        fcntl.fcntl(file, fcntl.F_SETFL, os.O_DIRECT)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise

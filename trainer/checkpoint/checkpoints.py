@@ -1,0 +1,204 @@
+"""Checkpoints: logical arrays by name, and what run they are of, in one folder per step.
+
+A checkpoint does not know on what mesh it was saved, and loads onto any. It is there whole or not at all: it is written
+beside its folder, in the background, and renamed last. Knows nothing of models, optimizers or layouts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jax
+import numpy as np
+
+from trainer.checkpoint.agree import of_first, token
+from trainer.checkpoint.compare import another_model, differences
+from trainer.checkpoint.damage import Damaged
+from trainer.checkpoint.draft import Draft, remove, remove_leftovers
+from trainer.checkpoint.header import HEADER, Header
+from trainer.checkpoint.index import from_plain
+from trainer.checkpoint.later import Later
+from trainer.checkpoint.read import ArrayReader
+from trainer.checkpoint.sealed import read_sealed
+from trainer.checkpoint.write import Snapshot
+from trainer.errors import ConfigError, OffloadError
+
+
+class Checkpoints:
+    """The checkpoints of one run, `folder`/STEP each; the newest `keep` stay. All processes make the same calls.
+
+    Making one touches no file; leftovers of a killed process are removed by the first save.
+    """
+
+    def __init__(self, folder: str | Path, keep: int) -> None:
+        self.folder = Path(folder).absolute()
+        self.keep = keep
+        self._behind = ThreadPoolExecutor(1, "save")
+        self._saving: tuple[int, Future[None]] | None = None
+
+    def steps(self) -> list[int]:
+        """The steps of the complete checkpoints, ascending. A process that is alone touches no device."""
+        return of_first(self._steps())
+
+    def _steps(self) -> list[int]:
+        with contextlib.suppress(FileNotFoundError):
+            return sorted(
+                int(path.name)
+                for path in self.folder.iterdir()
+                if path.name == path.name.lstrip("0").rjust(1, "0") and path.name.isdecimal() and _is_folder(path)
+            )
+        return []
+
+    def newest(self) -> int | None:
+        """The step of the newest complete checkpoint."""
+        return max(self.steps(), default=None)
+
+    def save(
+        self,
+        step: int,
+        arrays: Mapping[str, jax.Array | Later],
+        meta: Mapping[str, Any],
+        metrics: Mapping[str, float] | None = None,
+    ) -> None:
+        """Begins to write a checkpoint, once the one before is written; does nothing where this step has one.
+
+        Takes the arrays over: it returns, and deletes them, when each process has its shards in host memory, where they
+        stay until they are written. What is to be made later is written when it returns. `meta` is anything JSON can
+        hold; `metrics` is what was measured of this step.
+
+        Raises:
+            OSError: the save before this one failed.
+            OffloadError: what is to be made later could not be read.
+        """
+        self.wait()
+        if step in self.steps():
+            return
+        draft = Draft(self.folder, step, token(), jax.process_index(), jax.process_count())
+        snapshot = Snapshot(arrays)
+        try:
+            if jax.process_index() == 0:
+                remove_leftovers(self.folder)
+            draft.begin(snapshot)
+        except OSError as error:
+            self._fail(step, error)
+        self._saving = step, self._behind.submit(self._complete, draft, dict(meta), dict(metrics or {}))
+
+    def _complete(self, draft: Draft, meta: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
+        draft.complete(meta, metrics)
+        if jax.process_index() == 0:
+            for step in self._steps()[: -self.keep]:
+                if (self.folder / str(step) / HEADER).exists():  # never what is not ours
+                    with contextlib.suppress(OSError):  # it is tried again after the next save
+                        remove(self.folder / str(step))
+
+    def wait(self) -> None:
+        """Until the last save is complete.
+
+        Raises:
+            OSError: it could not be written. Older checkpoints are as they were, and a later save may succeed.
+        """
+        if self._saving is None:
+            return
+        (step, saving), self._saving = self._saving, None
+        try:
+            saving.result()
+        except OSError as error:
+            self._fail(step, error)
+
+    def _fail(self, step: int, error: OSError) -> NoReturn:
+        if isinstance(error, OffloadError):  # of what was to be saved, not of where
+            raise error
+        raise OSError(
+            f"The checkpoint of step {step} could not be written to {self.folder}: {_reason(error)} "
+            f"({_free(self.folder)} free there). Older ones are as they were."
+        ) from error
+
+    def header(self, step: int) -> Header:
+        """What the checkpoint says of itself.
+
+        Raises:
+            ConfigError: there is no complete checkpoint of this step, or it is damaged, or of a newer version.
+        """
+        with self._advising(step) as path:
+            return Header.read(path)
+
+    def meta(self, step: int) -> dict[str, Any]:
+        """What `save` was given beside the arrays. Raises what `header` raises."""
+        return dict(self.header(step).meta)
+
+    def restore(
+        self,
+        step: int,
+        abstract: Mapping[str, jax.ShapeDtypeStruct],
+        names: Collection[str] | None = None,
+        dtype: np.dtype | None = None,
+    ) -> dict[str, jax.Array]:
+        """The arrays, all or those of these names, as they are or of this dtype. Each process reads its shards.
+
+        `abstract` says of every array of a checkpoint what its name, shape and dtype have to be, and its sharding.
+
+        Raises:
+            ConfigError: there is no complete checkpoint of this step, it does not hold these arrays, or it is damaged.
+            OSError: the disk does not give it.
+        """
+        with self._advising(step) as path, self._reader(path) as reader:
+            different = differences(reader.index, abstract)
+            if different:
+                raise ConfigError(another_model(path, different))
+            wanted = {name: abstract[name] for name in (abstract if names is None else names)}
+            return dict(reader.place(wanted, dtype))
+
+    def remove_after(self, step: int) -> None:
+        """Removes the complete checkpoints of later steps, the newest first, once the last save is complete.
+
+        Raises:
+            OSError: the last save failed, or one could not be removed.
+        """
+        self.wait()
+        later = [found for found in self.steps() if found > step]
+        if jax.process_index() == 0:
+            for found in reversed(later):
+                remove(self.folder / str(found))
+        token()  # until process 0 has done so
+
+    def close(self) -> None:
+        """Waits for the last save. Raises what `wait` raises."""
+        self.wait()
+
+    def _reader(self, path: Path) -> ArrayReader:
+        indexes = [read_sealed(path / f"{process}.json") for process in range(Header.read(path).num_processes)]
+        return ArrayReader(path, from_plain(indexes))
+
+    @contextlib.contextmanager
+    def _advising(self, step: int) -> Iterator[Path]:
+        """The folder of a checkpoint; where that is found to be damaged, what to do."""
+        steps = self.steps()
+        if step not in steps:
+            there = f"there are those of steps {steps}" if steps else "there is none yet"
+            raise ConfigError(f"{self.folder} has no complete checkpoint of step {step}; {there}")
+        path = self.folder / str(step)
+        try:
+            yield path
+        except Damaged as error:
+            older = [other for other in steps if other < step]
+            way_out = f"go on from step {max(older)}" if older else "start anew"
+            raise ConfigError(f"{path} is damaged: {error}. Remove it to {way_out}") from None
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error)
+
+
+def _free(folder: Path) -> str:
+    while not folder.exists():
+        folder = folder.parent
+    return f"{shutil.disk_usage(folder).free / 1e9:.3g} GB"

@@ -1,0 +1,61 @@
+"""What a checkpoint says of itself, in `checkpoint.json`, the file that makes it one."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.checkpoint.damage import Damaged
+from trainer.checkpoint.sealed import read_sealed
+from trainer.errors import ConfigError
+from trainer.run_folder import version
+
+HEADER = "checkpoint.json"
+FORMAT = 2
+"""Of the files of a checkpoint. 1 was orbax's, of zarr arrays."""
+
+
+@dataclass(frozen=True)
+class Header:
+    step: int
+    saved: str
+    """When, in local time (ISO 8601)."""
+    num_processes: int
+    """As many have written files of their own."""
+    meta: Mapping[str, Any]
+    metrics: Mapping[str, float]
+    """What was measured of this step; may be empty."""
+    meshwright: str | None
+    format: int
+
+    @classmethod
+    def of(cls, step: int, num_processes: int, meta: Mapping[str, Any], metrics: Mapping[str, float]) -> Header:
+        """One for a checkpoint that is complete now."""
+        now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+        return cls(step, now, num_processes, meta, metrics, version("meshwright"), FORMAT)
+
+    @classmethod
+    def read(cls, path: Path) -> Header:
+        """Of the checkpoint in this folder.
+
+        Raises:
+            ConfigError: a newer meshwright has written it.
+            Damaged: it is not what was written.
+        """
+        content = read_sealed(path / HEADER)
+        try:
+            if content["format"] > FORMAT:
+                raise ConfigError(
+                    f"{path} was written by a newer meshwright ({content.get('meshwright')}; format "
+                    f"{content['format']}, and this one reads up to {FORMAT}); install that version to go on from it"
+                )
+            return cls(**content)
+        except (KeyError, TypeError) as error:
+            raise Damaged(f"{HEADER} is not one ({error})") from None
+
+    def plain(self) -> dict[str, Any]:
+        """What JSON can hold."""
+        return asdict(self)
