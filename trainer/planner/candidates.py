@@ -115,11 +115,9 @@ class Space:
 
     def __post_init__(self) -> None:
         held = set()
-        if (
-            self.config.offload.activations == "host"
-        ):  # what is kept costs time on the link: no policy is always fastest
+        if self.config.offload.activations != "none":  # what is kept costs time on the link: none is always fastest
             held.add("recompute.policy")
-        if self.config.offload.parameters == "host":  # which no other stage can do
+        if self.config.offload.parameters != "none":  # which no other stage can do
             held.add("zero.stage")
         object.__setattr__(self, "fixed", self.fixed | held)
 
@@ -210,7 +208,7 @@ class Space:
 
     @property
     def _offloads(self) -> bool:
-        return "host" in (self.config.offload.activations, self.config.offload.parameters)
+        return (self.config.offload.activations, self.config.offload.parameters) != ("none", "none")
 
     def _replicas(self, groups: int, data: int) -> tuple[int, ...]:
         """Replicas of single devices are the same as `data` with ZeRO 0."""

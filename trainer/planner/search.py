@@ -1,25 +1,30 @@
 """The fastest layouts of a config on GPUs that are not there, found among all that can be placed.
 
 Closed forms rank them (`ranking`); the memory of the best few is confirmed by tracing the step and, if asked, by
-compiling it, and what then does not fit gives its place to the next. Knows nothing of how layouts are enumerated.
+compiling it, and what then does not fit gives its place to the next. Offload is for what fits in no other way.
+Knows nothing of how layouts are enumerated.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import islice
+from operator import attrgetter
 
 from trainer.config import Config
 from trainer.config_auto import AutoMesh
 from trainer.description import describe
 from trainer.errors import ConfigError
+from trainer.offload.config import OffloadConfig
 from trainer.planner.candidates import Space
 from trainer.planner.compiled import CompiledStep, check_installed, compile_step
 from trainer.planner.gpu import KINDS, Gpu, load
 from trainer.planner.links import Cluster
+from trainer.planner.offloading import RUNGS, Settings, changed, written
 from trainer.planner.ranking import Choice, Ranked, any_fits, fewest_bytes
 from trainer.planner.traced import traced_stages
 from trainer.units import GIB
@@ -56,6 +61,8 @@ class Found:
     """Of each mesh the fastest layout that fits, the fastest first: the winner."""
     refused: list[Choice]
     """Faster by closed forms, and found by tracing or by compiling not to fit."""
+    offload: Settings = field(default_factory=dict)
+    """What was set because nothing fits without it."""
 
     @property
     def winner(self) -> Choice:
@@ -78,6 +85,7 @@ def search(
     fixed: frozenset[str] = frozenset(),
     compiled: int = 0,
     compiler: Compiler | None = None,
+    offload: bool = False,
     say: Say = quiet,
 ) -> Found:
     """The `top` fastest meshes for `config` on `gpus` GPUs of a kind, and their layouts.
@@ -87,6 +95,7 @@ def search(
             mesh.
         compiled: so many of the best are compiled, which takes up to a minute or so each.
         compiler: how; unless given, for GPUs that are not there.
+        offload: where nothing fits, and the config offloads nothing, to search on with ever more offloaded.
         say: is told what takes long, when it begins.
 
     Raises:
@@ -105,9 +114,31 @@ def search(
     if not any(True for placement in space.placements() for _ in space.micro_batches(placement)):
         raise ConfigError(_unplaced(space))
     compiler = compiler or partial(compile_step, gpu=cluster.gpu, gpus_per_node=gpus_per_node)
+    found = _search(space, cluster, top, compiled, compiler, say)
+    for settings, offloaded in _with_offload(space) if offload and not found.best else ():
+        say(f"nothing fits; searching with {written(settings)}")
+        with suppress(ConfigError):  # what is fixed, or the model, does not go with it
+            slower = _search(offloaded, cluster, top, compiled, compiler, say)
+            if slower.best:
+                return dataclasses.replace(slower, offload=settings)
+    if not found.best:
+        raise ConfigError(_none_left(found.refused) if found.refused else _too_large(space, cluster))
+    return found
+
+
+def _with_offload(space: Space) -> Iterator[tuple[Settings, Space]]:
+    """The space with ever more offloaded, where the config does not offload anything itself. What is fixed stays."""
+    for settings in RUNGS if space.config.offload == OffloadConfig() else ():
+        set_already = (attrgetter(key)(space.config) == settings[key] for key in space.fixed & settings.keys())
+        if all(set_already):
+            yield settings, dataclasses.replace(space, config=changed(space.config, settings))
+
+
+def _search(space: Space, cluster: Cluster, top: int, compiled: int, compiler: Compiler, say: Say) -> Found:
+    """What is found without more offload than the config has; perhaps nothing."""
     best: list[Choice] = []
     refused: list[Choice] = []
-    ranked = Ranked(space, cluster)
+    config, ranked = space.config, Ranked(space, cluster)
     for choice in ranked:
         if any(choice.candidate.mesh == better.candidate.mesh for better in best):
             continue
@@ -124,8 +155,6 @@ def search(
             ranked.keep_less(choice)
         if len(best) == top:
             break
-    if not best:
-        raise ConfigError(_none_left(refused) if refused else _too_large(space, cluster))
     return Found(space, cluster, best, refused)
 
 
@@ -195,6 +224,8 @@ def _helps(space: Space, cluster: Cluster) -> Iterator[str]:
     enough = (count for count in counts if any_fits(dataclasses.replace(space, gpus=count), cluster.gpu))
     yield from (f"{count} GPUs" for count in islice(enough, 1))
     yield from (f"GPUs of kind {kind}" for kind in KINDS if any_fits(space, load(kind)))
+    offloads = (settings for settings, offloaded in _with_offload(space) if any_fits(offloaded, cluster.gpu))
+    yield from (written(settings) for settings in islice(offloads, 1))
 
 
 def _without(space: Space) -> str:

@@ -11,7 +11,7 @@ import dataclasses
 import json as json_format
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from trainer.errors import ConfigError
 from trainer.output_file import check_output, write_output
 from trainer.planner.candidates import Candidate
 from trainer.planner.compiled import check_installed
+from trainer.planner.offloading import Settings, written
 from trainer.planner.ranking import MARGIN, Choice
 from trainer.planner.search import Found, search
 from trainer.planner.words import SECONDS
@@ -70,17 +71,17 @@ def show_search(
     source.override(overrides)
     if source.tree.get("mesh") != AUTO:
         _without_layout(source)
-    written = dict(source.tree)
+    given = dict(source.tree)
     config = Config.of(source)
     fixed = fixed_by(config, source.overridden)
-    found = search(config, gpu, gpus, gpus_per_node, top, fixed=fixed, compiled=compiled, say=_say)
-    tree = found.winner.candidate.on(written)
+    found = search(config, gpu, gpus, gpus_per_node, top, fixed=fixed, compiled=compiled, offload=True, say=_say)
+    tree = found.winner.candidate.on(_with_offload(given, found.offload))
     if out is not None:
         write_output("--out", out, _header(found, config.run.name, out, gpu) + dump(tree))
     if json:
         print(json_format.dumps(as_dict(found) | {"config": tree}, indent=2))
         return
-    _print(found, config, wide_console())
+    _print(found, wide_console())
     if out is not None:
         print(f"written to {out}; train it with: meshwright train {out}")
 
@@ -93,6 +94,7 @@ def as_dict(found: Found) -> dict[str, Any]:
         "gpus_per_node": found.cluster.gpus_per_node,
         "memory_bytes": found.cluster.gpu.memory_bytes,
         "fixed": sorted(found.space.fixed),
+        "offload": found.offload,
         "best": [_choice_as_dict(choice) for choice in found.best],
         "refused": [_choice_as_dict(choice) for choice in found.refused],
         "faster": [dataclasses.asdict(faster) for faster in found.faster],
@@ -122,6 +124,12 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def _with_offload(tree: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
+    """A config's tree with the offload that a search has set; what else it has set is part of the layout."""
+    offload = {key.removeprefix("offload."): value for key, value in settings.items() if key.startswith("offload.")}
+    return {**tree, "offload": {**tree.get("offload", {}), **offload}} if offload else dict(tree)
+
+
 def _without_layout(source: Source) -> None:
     """Takes away what a file says of its layout, so that it contradicts nothing that is fixed."""
 
@@ -138,8 +146,8 @@ def _without_layout(source: Source) -> None:
         source.put(("pipeline", "schedule"), plain("interleaved_1f1b", ""))
 
 
-def _print(found: Found, config: Config, console: Console) -> None:
-    fixed = ", ".join(f"{key}={attrgetter(key)(config)}" for key in sorted(found.space.fixed))
+def _print(found: Found, console: Console) -> None:
+    fixed = ", ".join(f"{key}={attrgetter(key)(found.space.config)}" for key in sorted(found.space.fixed))
     console.print(f"{_gpus(found)}; fixed: {fixed or 'nothing'}", highlight=False, markup=False)
     console.print(_table(found))
     reasons = Table.grid(padding=(0, 2))
@@ -208,6 +216,8 @@ def _terms(choice: Choice) -> list[tuple[str, float]]:
 def _reasons(found: Found, compiling: str) -> Iterator[tuple[str, str]]:
     """Of the winner, with labels: what its time goes into, what would make it faster, how sure its memory is, and why
     it is not another. `compiling` is how to compile it."""
+    if found.offload:
+        yield "offload", f"nothing fits without {written(found.offload)}"
     terms = _terms(found.winner)[:TOLD]
     yield "time", "; ".join(f"{part:.0%} {name} ({SECONDS[name]})" for name, part in terms)
     gains = [f"{faster.gain:+.1%} tokens/s {faster.what}" for faster in found.faster]

@@ -25,11 +25,12 @@ from trainer.cli import app
 from trainer.config import Config
 from trainer.config_auto import SEARCHED, fixed_by
 from trainer.errors import ConfigError
+from trainer.offload.config import OffloadConfig
 from trainer.planner import Arrangement, Estimate, Gpu, compiled, estimate, load, plan, search, show_search
 from trainer.planner.candidates import THRIFT, Candidate, Space, divisors
 from trainer.planner.flow import lockstep
 from trainer.planner.links import Cluster
-from trainer.planner.ranking import Ranked, at_least
+from trainer.planner.ranking import Ranked, at_least, fewest_bytes
 
 searching = import_module("trainer.planner.search")  # of which the function has the name too
 
@@ -329,3 +330,37 @@ def test_with_activations_on_the_host_there_are_no_stages_and_the_policy_is_the_
     assert {choice.candidate.recompute for choice in found} == {"full"}
     for choice in found:
         assert Config.from_dict(choice.candidate.on(config.to_dict())).offload.activations == "host"
+
+
+TIGHT: list[tuple[float, str]] = [
+    (0.7, "offload.optimizer=host"),
+    (0.45, "zero.stage=3 offload.optimizer=host offload.parameters=host"),
+    (
+        0.35,
+        "zero.stage=3 offload.optimizer=host offload.parameters=host offload.activations=host recompute.policy=full",
+    ),
+]
+"""Of what fits without offload, the part that there is; and what is offloaded then."""
+
+
+@pytest.mark.parametrize(("part", "offload"), TIGHT, ids=[offload for _, offload in TIGHT])
+def test_what_fits_in_no_other_way_is_offloaded_and_no_more_than_that(
+    config: Path, tmp_path: Path, part: float, offload: str
+) -> None:
+    deep = ["model.layers=40", "model.context=512", "batch.sequence=512"]
+    space = Space(Config.from_dict(ODD, deep), 2)
+    gpu, out = tmp_path / "gpu.yaml", tmp_path / "found.yaml"
+    described = yaml.safe_load((FOLDER / "h100.yaml").read_text())
+    memory = part * fewest_bytes(space, small(1))
+    gpu.write_text(yaml.safe_dump(described | {"memory_bytes": memory, "reserved_bytes": 0}))
+    args = [str(config), *deep, "--gpus", "2", "--top", "1", "--gpu", str(gpu)]
+    result = run(*args, "--out", str(out))
+    assert result.exit_code == 0, result.output
+    assert re.search(rf"offload +nothing fits without {offload}", re.sub(r"\s+", " ", result.stdout))
+    assert result.stderr.splitlines()[-1] == f"nothing fits; searching with {offload}"
+    found = Config.load(out)
+    asked = dict(setting.split("=") for setting in offload.split())
+    assert found.offload == OffloadConfig(**{key[8:]: asked[key] for key in asked if key.startswith("offload.")})
+    assert plan(found, str(gpu), 2).fits
+    with pytest.raises(ConfigError, match=f"would fit: .*; {offload}$"):
+        search(space.config, load(str(gpu)), 2)
