@@ -24,7 +24,7 @@ from trainer.config_errors import build
 from trainer.config_source import Overrides, Source, read_file
 from trainer.data.config import DataConfig
 from trainer.errors import ConfigError
-from trainer.failures.config import FailuresConfig
+from trainer.failures.config import FailuresConfig, WatchdogConfig
 from trainer.offload.config import OffloadConfig
 from trainer.secrets import refusals
 from trainer.settings import (
@@ -55,6 +55,8 @@ class Config:
     train: TrainConfig = TrainConfig()
     run: RunConfig = RunConfig()
     failures: FailuresConfig = FailuresConfig()
+    watchdog: WatchdogConfig = WatchdogConfig()
+    run: RunConfig = RunConfig()
     seed: int = Field(default=0, ge=0, lt=2**32)
     """Of initial weights, of the order of samples and of dropout."""
 

@@ -66,6 +66,8 @@ _NO_ROLLBACK = "neither failures.on_nonfinite=rollback nor failures.on_spike=rol
         NoEffect(f"failures.{key}", "failures.rolls_back", (False,), "nothing goes back", named=_NO_ROLLBACK)
         for key in ("steps_back", "most_rollbacks")
     ),
+    NoEffect("watchdog.compile_seconds", "watchdog.seconds", (None,), "nothing is ended"),
+    NoEffect("data.text_key", "data.path", ("stdlib",), "there are no records"),
 )
 
 

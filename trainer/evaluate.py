@@ -34,6 +34,7 @@ def evaluate(trainer: Trainer, parameters: dict[str, jax.Array], everything: boo
         batch = put_batch(program.mesh, program.batch_specs, config.batch.global_, partial(batches.rows, index))
         sums = jax.device_get(program.evaluate(parameters, batch))
         loss, tokens = loss + float(sums[0]), tokens + float(sums[1])
+        trainer.phases.moved()
         if corpus.bytes_per_token is not None:
             num_bytes += float(np.sum(corpus.bytes_per_token[host["targets"]] * host["weights"]))
     if not tokens:

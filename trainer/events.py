@@ -28,6 +28,7 @@ EVENTS = {
     "failed_save": "a checkpoint could not be written: `reason`",
     "evaluation": "on held-out text: its numbers, as in metrics.jsonl without `eval_`",
     "signal": "somebody wants the run to stop: `signal`",
+    "watchdog": "nothing moved, and `process` was ended: its `phase`, and the processes that are `behind`",
     "end": "this start of the run ends: `reason` is finished, signal, or the error that ended it",
 }
 """Every event there is. All have `time` (Unix seconds) and `step`; `seconds_lost` to training where that is known."""

@@ -16,8 +16,11 @@ from trainer.chips import memory_in_use, memory_taken, peak_flops
 from trainer.display import Display, Lines, make_display
 from trainer.errors import ConfigError
 from trainer.events import Events
+from trainer.failures.board import find_board
+from trainer.failures.phases import DEVICES, EVALUATION, OTHERS, SAVE, STATE
 from trainer.failures.response import Setback, respond
 from trainer.failures.rollbacks import Rollback
+from trainer.failures.watchdog import Watchdog
 from trainer.held import held
 from trainer.metrics import StepMetrics, model_flops_per_token
 from trainer.pipeline import advice
@@ -73,12 +76,16 @@ class Loop:
                 return
             trainer.open_folder()
             self._tell_start(first)
-            jax.block_until_ready(trainer.restored_state)
-            if first:
-                display.say(f"goes on from step {first}")
             self._require_text_to_evaluate()
-            self._say_what_runs(display)
-            with StopRequest(self._wished) as stop:
+            with (
+                Watchdog(config.watchdog, trainer.phases, find_board(), trainer.folder, self.events),
+                StopRequest(self._wished) as stop,
+            ):
+                with self.trainer.phases(STATE):
+                    jax.block_until_ready(trainer.restored_state)
+                if first:
+                    display.say(f"goes on from step {first}")
+                self._say_what_runs(display)
                 try:
                     while not self._train(trainer.step, last, display, stop):
                         pass
@@ -127,7 +134,9 @@ class Loop:
         """Whether it was trained to the end; otherwise it has gone back, and there is more to do."""
         trainer, config = self.trainer, self.config
         try:
-            with closing(open_sinks(config.run, trainer.folder, config.to_dict(), first, writes=self.is_first)) as sinks:
+            with closing(
+                open_sinks(config.run, trainer.folder, config.to_dict(), first, writes=self.is_first)
+            ) as sinks:
                 self._train_on(first, last, display, sinks, stop)
         except Setback as setback:
             self._go_back(setback.rollback, display)
@@ -136,8 +145,9 @@ class Loop:
 
     def _go_back(self, rollback: Rollback, display: Display) -> None:
         started = time.perf_counter()
-        self.trainer.go_back(rollback)
-        jax.block_until_ready(self.trainer.restored_state)
+        with self.trainer.phases(STATE):
+            self.trainer.go_back(rollback)
+            jax.block_until_ready(self.trainer.restored_state)
         lost = time.perf_counter() - started + self.step_seconds * (rollback.step - rollback.back_to)
         more = {name: value for name, value in asdict(rollback).items() if name not in ("step", "time")}
         self.events.tell("rollback", rollback.step, seconds_lost=lost, **more)
@@ -169,7 +179,8 @@ class Loop:
             for metrics in steps:
                 self.unfetched.append(metrics)
                 step = trainer.step
-                stopped_by = self.all_stop.after(step, stop.signal)
+                with trainer.phases(OTHERS):
+                    stopped_by = self.all_stop.after(step, stop.signal)
                 ends = step == last or stopped_by is not None
                 profile.after(step, metrics)
                 # The first step's speed is that of the compiler: told alone, it spoils no other's.
@@ -185,7 +196,8 @@ class Loop:
                     self._evaluate(display, sinks)
                 if ends:
                     break
-        trainer.checkpoints.wait()
+        with trainer.phases(SAVE):
+            trainer.checkpoints.wait()
         trainer.stopped_by = stopped_by if trainer.step < last else None
         if trainer.stopped_by is not None:
             display.say(
@@ -196,7 +208,8 @@ class Loop:
     def _save(self) -> None:
         self._fetch()
         started = time.perf_counter()
-        self.trainer.save(wait=False)
+        with self.trainer.phases(SAVE):
+            self.trainer.save(wait=False)
         self.events.tell("save", self.trainer.step, seconds_lost=time.perf_counter() - started)
 
     def _require_text_to_evaluate(self) -> None:
@@ -233,6 +246,7 @@ class Loop:
             loss_scale=float(latest.loss_scale),
             skipped_steps=int(latest.skipped_steps),
             mfu=None if peak is None else flops / (peak * len(self.devices)),
+            **memory_taken(device for device in self.devices if device.process_index == jax.process_index()),
         )
         display.step(metrics)
         sinks.write(metrics.step, metrics.to_dict())
@@ -245,8 +259,11 @@ class Loop:
             TrainingError: it did not, and training is to end.
         """
         first = self.trainer.step - len(self.unfetched) + 1
+        with self.trainer.phases(DEVICES):
+            for metrics in self.unfetched:
+                jax.block_until_ready(metrics)
+                self.trainer.phases.moved()
         fetched: list[Metrics] = jax.device_get(self.unfetched)
-            **memory_taken(device for device in self.devices if device.process_index == jax.process_index()),
         self.unfetched.clear()
         self.unlogged += fetched
         troubles = []
@@ -270,9 +287,10 @@ class Loop:
             )
 
     def _evaluate(self, display: Display, sinks: Sinks) -> None:
-        jax.block_until_ready(self.unfetched)  # the steps before are training's time
+        self._fetch()  # the steps before are training's time
         started = time.perf_counter()
-        values = self.trainer.evaluate()
+        with self.trainer.phases(EVALUATION):
+            values = self.trainer.evaluate()
         display.evaluation(values)
         sinks.write(self.trainer.step, {f"eval_{name}": value for name, value in values.items()})
         seconds = time.perf_counter() - started

@@ -28,6 +28,7 @@ from trainer.display import Display
 from trainer.errors import ConfigError
 from trainer.evaluate import evaluate
 from trainer.failures.guard import Guard
+from trainer.failures.phases import DATA, STEP, Phases
 from trainer.failures.rollbacks import Rollback, Rollbacks, batch_of
 from trainer.generate import generate
 from trainer.keeper import Keeper
@@ -72,6 +73,8 @@ class Trainer:
         """What an `auto` mesh has taken, and why, once the program is there."""
         self.stopped_by: signal.Signals | None = None
         """The signal that ended `train` early, if one did."""
+        self.phases = Phases()
+        """What it is at."""
 
     @classmethod
     def from_run(cls, folder: str | Path, overrides: Overrides = ()) -> Trainer:
@@ -230,9 +233,13 @@ class Trainer:
         jax.block_until_ready(self.restored_state)
         first, last = self.step, self.step + max(num, 0)
         with contextlib.closing(prefetch(get, first, last, config.data.prefetch)) as ready:
-            for batch in ready:
-                metrics = self.keeper.step(batch)
+            for _ in range(first, last):
+                with self.phases(DATA):
+                    batch = next(ready)
+                with self.phases(STEP):
+                    metrics = self.keeper.step(batch)
                 self._step += 1
+                self.phases.at(self._step)
                 self._uncounted.append(metrics.tokens)
                 if len(self._uncounted) > _MOST_UNCOUNTED:
                     self._count_tokens()
@@ -329,7 +336,7 @@ class Trainer:
         if self._keeper is None:
             self._weights = None
             newest = self.checkpoints.newest()
-            keeper = make_keeper(self.program, self.display.say)
+            keeper = make_keeper(self.program, self.display.say, self.phases)
             self._take_up(keeper, newest)
             self._keeper = keeper
         return self._keeper

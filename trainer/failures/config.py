@@ -31,3 +31,15 @@ class FailuresConfig:
     @property
     def rolls_back(self) -> bool:
         return "rollback" in (self.on_nonfinite, self.on_spike)
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class WatchdogConfig:
+    """Ends a run in which nothing moves any more: [running.md](running.md#a-run-that-hangs)."""
+
+    seconds: float | None = Field(default=1800, gt=0)
+    """Without a step, a bucket of an offloaded update or a batch of an evaluation, the run ends with exit code 1, and
+    says what every process waits for. Must be more than the slowest of them and the slowest save; null: never."""
+    compile_seconds: float = Field(default=7200, gt=0)
+    """The same, where programs may be compiled, by this process or one that it waits for: the first time that something
+    is done."""
