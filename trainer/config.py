@@ -53,7 +53,6 @@ class Config:
     optimizer: OptimizerConfig = OptimizerConfig()
     data: DataConfig = DataConfig()
     train: TrainConfig = TrainConfig()
-    run: RunConfig = RunConfig()
     failures: FailuresConfig = FailuresConfig()
     watchdog: WatchdogConfig = WatchdogConfig()
     run: RunConfig = RunConfig()

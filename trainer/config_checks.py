@@ -14,6 +14,7 @@ from pallas_kernels.attention import objections
 from sharding.mesh import BATCH_AXES
 from trainer.attention import wanted
 from trainer.config_yaml import KeyPath
+from trainer.divisors import divisors
 from trainer.offload.choice import num_elements, offloaded
 from trainer.pipeline import find_schedule, is_table, make_schedule, make_stages
 
@@ -31,13 +32,13 @@ class NoEffect(NamedTuple):
     because: str
     may_wait: bool = False
     """It may stand there for other values of `setting`, where that is written too."""
-
     named: str | None = None
     """How a user writes `setting` with `values`, where it is no key but follows from some."""
 
-NO_EFFECT = (
+
 _NO_ROLLBACK = "neither failures.on_nonfinite=rollback nor failures.on_spike=rollback"
 
+NO_EFFECT = (
     NoEffect("precision.loss_scale", "precision.compute", ("float32", "bfloat16"), "only float16 is scaled"),
     NoEffect(
         "precision.loss_scale.consecutive_hysteresis",
@@ -57,7 +58,6 @@ _NO_ROLLBACK = "neither failures.on_nonfinite=rollback nor failures.on_spike=rol
     NoEffect("offload.path", "offload.optimizer", ("none", "host"), "only nvme has files", may_wait=True),
     NoEffect("offload.buffers", "offload.optimizer", ("none", "host"), "only nvme has files", may_wait=True),
     NoEffect("offload.direct_io", "offload.optimizer", ("none", "host"), "only nvme has files", may_wait=True),
-    NoEffect("data.text_key", "data.path", ("stdlib",), "there are no records"),
     *(
         NoEffect(f"failures.{key}", "failures.on_spike", ("none",), "nothing looks for spikes", may_wait=True)
         for key in ("spike_loss", "spike_grad_norm", "window")
@@ -100,8 +100,8 @@ def contradictions(config: Config) -> Iterator[str]:
         yield from _tensor(config, mesh.tensor)
     yield from _schedule(config)
     yield from _loop(config)
-    yield from _offloaded_optimizer(config)
     yield from _failures(config)
+    yield from _offloaded_optimizer(config)
     yield from _offloaded_parameters(config)
 
 
@@ -175,7 +175,7 @@ def _schedule_name(name: str) -> Iterator[str]:
 
 def _tensor(config: Config, tensor: int) -> Iterator[str]:
     sequence, heads, kv_heads = config.batch.sequence, config.model.heads, config.model.num_kv_heads
-    fit = [n for n in _divisors(math.gcd(heads, sequence)) if kv_heads % n == 0 or n % kv_heads == 0]
+    fit = [n for n in divisors(math.gcd(heads, sequence)) if kv_heads % n == 0 or n % kv_heads == 0]
     use = f"mesh.tensor can be one of {fit}"
     if sequence % tensor:
         yield (
@@ -214,7 +214,6 @@ def _loop(config: Config) -> Iterator[str]:
         )
 
 
-def _offloaded_optimizer(config: Config) -> Iterator[str]:
 def _failures(config: Config) -> Iterator[str]:
     failures, train = config.failures, config.train
     if failures.on_nonfinite != "skip" and config.precision.compute == "float16":
@@ -238,6 +237,7 @@ def _failures(config: Config) -> Iterator[str]:
         )
 
 
+def _offloaded_optimizer(config: Config) -> Iterator[str]:
     offload = config.offload
     if offload.optimizer == "nvme" and offload.path is None:
         yield "offload.optimizer=nvme needs a folder on a local disk; give it as offload.path"
@@ -265,10 +265,6 @@ def _offloaded_parameters(config: Config) -> Iterator[str]:
         yield f"{needs} model.scan_layers=true, so that only the layer at work is on the device"
     if config.precision.compute == "float16":
         yield f"{needs} precision.compute=bfloat16 or float32: the scale of float16 is not taken from its gradients"
-
-
-def _divisors(number: int) -> list[int]:
-    return [n for n in range(1, number + 1) if number % n == 0]
 
 
 def _multiples(number: int, of: int) -> str:
