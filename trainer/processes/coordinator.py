@@ -30,7 +30,12 @@ class Coordinator:
         command = [sys.executable, "-m", __name__, address, str(processes)]
         # In a session of its own: a Ctrl-C is for the processes that train.
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
         )
         assert self._process.stdout is not None
         if self._process.stdout.readline() != "ready\n":
