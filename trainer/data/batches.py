@@ -14,8 +14,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from trainer.data.order import shuffled
-from trainer.data.packing import Item, PackedSequences
+from trainer.data.order import in_order
+from trainer.data.packing import PADDING, PackedSequences
 
 Batch = dict[str, np.ndarray]
 T = TypeVar("T")
@@ -39,9 +39,10 @@ class TrainBatches:
         `samples` is the row's place in the global stream of samples, modulo 2**32: a dropout key that
         depends on neither mesh nor micro-batch.
         """
-        place = int(step) * self.global_batch + np.arange(low, high, dtype=np.int64)
-        windows = shuffled(self.seed, place, len(self.packed))
-        return _stack([self.packed[int(window)] for window in windows], place)
+        before = int(step) * self.global_batch
+        windows = in_order(self.seed, before + low, before + high, len(self.packed))
+        place = before + np.arange(low, high, dtype=np.int64)
+        return self.packed.windows(windows) | {"samples": _samples(place)}
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,8 @@ class HeldOutBatches:
         if not 0 <= index < len(self):
             raise IndexError(f"held-out batch {index} of {len(self)}")
         place = index * self.global_batch + np.arange(low, high, dtype=np.int64)
-        count = len(self.packed)
-        return _stack([self.packed[int(k)] if k < count else self.packed.padding() for k in place], place)
+        windows = np.where(place < len(self.packed), place, PADDING)
+        return self.packed.windows(windows) | {"samples": _samples(place)}
 
 
 def prefetch(get: Callable[[int], T], start: int, stop: int, depth: int) -> Generator[T, None, None]:
@@ -107,7 +108,5 @@ class _Failure:
     error: BaseException
 
 
-def _stack(items: list[Item], place: np.ndarray) -> Batch:
-    batch = {name: np.stack([item[name] for item in items]) for name in items[0]}
-    batch["samples"] = (place & 0xFFFF_FFFF).astype(np.uint32)
-    return batch
+def _samples(place: np.ndarray) -> np.ndarray:
+    return (place & 0xFFFF_FFFF).astype(np.uint32)

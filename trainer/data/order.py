@@ -8,9 +8,13 @@ items are.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 _ROUNDS = 8
+_BLOCK = 4096
+"""Positions that are shuffled together."""
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -33,6 +37,22 @@ def shuffled(seed: int, position: np.ndarray, num_items: int) -> np.ndarray:
     while (outside := item >= num_items).any():
         item[outside] = _permute(item[outside], keys[:, outside], half_bits)
     return item.astype(np.int64)
+
+
+def in_order(seed: int, first: int, last: int, num_items: int) -> np.ndarray:
+    """`shuffled` at the positions first up to last, [last - first]: a step's samples follow each other.
+
+    They are made by the block, and the last blocks kept: a few cost hardly less than some thousand.
+    """
+    blocks = range(first // _BLOCK, -(-last // _BLOCK))
+    items = np.concatenate([np.zeros(0, np.int64), *(_block(seed, block, num_items) for block in blocks)])
+    skipped = blocks.start * _BLOCK
+    return items[first - skipped : last - skipped]
+
+
+@lru_cache(maxsize=4)
+def _block(seed: int, block: int, num_items: int) -> np.ndarray:
+    return shuffled(seed, block * _BLOCK + np.arange(_BLOCK, dtype=np.int64), num_items)
 
 
 def _permute(value: np.ndarray, keys: np.ndarray, half_bits: np.uint64) -> np.ndarray:

@@ -1,8 +1,8 @@
 """Documents end to end, cut into windows of S + 1 tokens: S inputs, and for each the next token as target.
 
 A window remembers which document each token came from, so that attention, positions and the loss never cross
-a border. Every place in the stream is 64-bit, and an item costs O(S) whatever the size of the corpus. Knows
-nothing of order or batches. `S` is the sequence length.
+a border. Every place in the stream is 64-bit, and a window costs O(S) whatever the size of the corpus. Knows
+nothing of order or batches. `S` is the sequence length, `N` a number of windows.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ FIELDS = {
     "weights": np.dtype(np.float32),
 }
 """Name and dtype of each array of an item."""
+PADDING = -1
+"""The index of a window in which nothing counts."""
 
 
 class TokenStream:
@@ -30,20 +32,25 @@ class TokenStream:
     def __init__(self, indexed: IndexedDataset, documents: range) -> None:
         first, last = indexed.documents[documents.start], indexed.documents[documents.stop]
         lengths = indexed.lengths[first:last]
-        self._tokens = indexed.tokens
+        self._tokens = np.asarray(indexed.tokens)  # a slice of a memmap costs more than what it reads
         self._ends = np.cumsum(lengths, dtype=np.int64)
         self._shifts = indexed.offsets[first:last] // indexed.tokens.itemsize - (self._ends - lengths)
-        self._document_ends = indexed.documents[documents.start + 1 : documents.stop + 1] - first
+        self._in_order = not len(lengths) or bool((self._shifts == self._shifts[0]).all())
+        num_sequences = indexed.documents[documents.start + 1 : documents.stop + 1] - first
+        document_ends = np.append(self._ends, 0)[num_sequences - 1]  # 0 where there is none before
+        self.borders = document_ends[np.diff(document_ends, prepend=0) > 0]
+        """int64, ascending: places at which a document ends, and the next that is not empty begins."""
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
 
-    def read(self, begin: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens begin up to end [n], as stored, and the document of the range each belongs to, int64 [n]."""
+    def read(self, begin: int, end: int) -> np.ndarray:
+        """Tokens begin up to end [n], as stored."""
+        if self._in_order:
+            shift = int(self._shifts[0])
+            return self._tokens[begin + shift : end + shift]
         place = np.arange(begin, end, dtype=np.int64)
-        sequence = np.searchsorted(self._ends, place, side="right")
-        document = np.searchsorted(self._document_ends, sequence, side="right")
-        return self._tokens[place + self._shifts[sequence]], document
+        return self._tokens[place + self._shifts[np.searchsorted(self._ends, place, side="right")]]
 
 
 class PackedSequences:
@@ -84,22 +91,58 @@ class PackedSequences:
     def __getitem__(self, index: int) -> Item:
         if not 0 <= index < len(self):
             raise IndexError(f"window {index} of {len(self)}")
-        begin = index * self._sequence
-        tokens, document = self._stream.read(begin, min(begin + self._sequence + 1, self.num_tokens))
-        same = document[1:] == document[:-1]
-        first = np.concatenate([[True], ~same[:-1]])
-        segments = np.cumsum(first)
-        positions = np.arange(len(same)) - np.flatnonzero(first)[segments - 1]
-        return self._padded(
-            tokens=tokens[:-1], targets=tokens[1:], segments=segments, positions=positions, weights=same
-        )
+        return {name: array[0] for name, array in self.windows(np.array([index])).items()}
 
-    def padding(self) -> Item:
-        """An item in which nothing counts."""
-        return self._padded()
+    def windows(self, index: np.ndarray) -> Item:
+        """Several at once: int64 [N] -> the fields [N, S]. Each index is below `len`, or PADDING."""
+        begin = index.astype(np.int64) * self._sequence
+        num_inputs = np.where(index == PADDING, 0, np.minimum(self.num_tokens - 1 - begin, self._sequence))
+        tokens, targets = self._tokens(begin, num_inputs)
+        row, column = self._borders(begin, num_inputs)
+        weights = np.ones(tokens.shape, np.float32)
+        weights[row, column - 1] = 0
+        inside = column < num_inputs[row]  # the last target is of a document whose inputs are in the next window
+        segments, positions = self._runs(len(index), row[inside], column[inside])
+        for short in np.flatnonzero(num_inputs < self._sequence):
+            for field in (segments, positions, weights):
+                field[short, num_inputs[short] :] = 0
+        return {
+            "tokens": tokens,
+            "targets": targets,
+            "segments": segments,
+            "positions": positions,
+            "weights": weights,
+        }
 
-    def _padded(self, **values: np.ndarray) -> Item:
-        item = {name: np.zeros(self._sequence, dtype) for name, dtype in FIELDS.items()}
-        for name, value in values.items():
-            item[name][: len(value)] = value
-        return item
+    def _tokens(self, begin: np.ndarray, num_inputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Inputs and targets, int32 [N, S]; 0 in padding."""
+        tokens, targets = (np.zeros((len(begin), self._sequence), np.int32) for _ in range(2))
+        for row, (first, count) in enumerate(zip(begin.tolist(), num_inputs.tolist(), strict=True)):
+            if count:
+                found = self._stream.read(first, first + count + 1)
+                tokens[row, :count], targets[row, :count] = found[:-1], found[1:]
+        return tokens, targets
+
+    def _borders(self, begin: np.ndarray, num_inputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Where documents begin behind the first token of their windows: rows and columns, in order, int64 [n] each.
+
+        A column of S is that of the last target.
+        """
+        borders = self._stream.borders
+        low, high = (np.searchsorted(borders, place, side="right") for place in (begin, begin + num_inputs))
+        count = high - low
+        row = np.repeat(np.arange(len(begin)), count)
+        behind = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
+        return row, borders[low[row] + behind] - begin[row]
+
+    def _runs(self, num: int, row: np.ndarray, column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Segments and positions, int32 [N, S], of `num` windows with documents that begin there, besides the first."""
+        rows = np.concatenate([np.arange(num), row])
+        columns = np.concatenate([np.zeros(num, np.int64), column])
+        order = np.lexsort((columns, rows))
+        rows, columns = rows[order], columns[order]
+        lengths = np.diff(rows * self._sequence + columns, append=num * self._sequence)
+        segment = np.arange(1, len(rows) + 1) - np.searchsorted(rows, rows)
+        segments = np.repeat(segment.astype(np.int32), lengths).reshape(num, self._sequence)
+        starts = np.repeat(columns.astype(np.int32), lengths).reshape(num, self._sequence)
+        return segments, np.arange(self._sequence, dtype=np.int32) - starts

@@ -77,7 +77,7 @@ class Corpus:
         stream = TokenStream(self.indexed, self.train_documents)
         counts = np.zeros(self.vocab, np.int64)
         for begin in range(0, len(stream), _CHUNK):
-            tokens, _ = stream.read(begin, min(begin + _CHUNK, len(stream)))
+            tokens = stream.read(begin, min(begin + _CHUNK, len(stream)))
             counts += np.bincount(tokens, minlength=self.vocab)
         p = counts[counts > 0] / counts.sum()
         return float(-(p * np.log(p)).sum())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from trainer.data.order import shuffled
+from trainer.data.order import in_order, shuffled
 
 
 @pytest.mark.parametrize("num_items", [1, 2, 3, 5, 16, 17, 1000, 4097])
@@ -22,6 +22,12 @@ def test_an_item_depends_on_its_position_alone():
     one_by_one = [int(shuffled(0, np.array(position), 101)[0]) for position in range(300)]
     np.testing.assert_array_equal(whole, one_by_one)
     np.testing.assert_array_equal(shuffled(0, np.arange(300).reshape(3, 100), 101).ravel(), whole)
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 10), (4090, 4100), (4096, 4096), (5, 9000), (2**40 - 3, 2**40 + 3)])
+def test_positions_that_follow_each_other_are_the_same_by_the_block(first: int, last: int):
+    expected = shuffled(5, np.arange(first, last), 1000) if first < last else []
+    np.testing.assert_array_equal(in_order(5, first, last, 1000), expected)
 
 
 def test_the_order_never_changes_between_releases():

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.data.indexed import IndexedDataset
-from trainer.data.packing import FIELDS, PackedSequences
+from trainer.data.packing import FIELDS, PADDING, PackedSequences
 from trainer.errors import ConfigError
 
 
@@ -71,6 +71,26 @@ def test_every_token_that_has_a_forerunner_in_its_document_counts_once(lengths: 
         ]
         counted += item["targets"][item["weights"] > 0].tolist()
     assert counted == [100 * d + i for d, length in enumerate(lengths) for i in range(1, length)]
+
+
+@given(lengths=documents_of_numbered_tokens, sequence=st.integers(1, 9), seed=st.integers(0, 99))
+def test_windows_are_the_same_several_at_once_and_wherever_documents_stand(
+    lengths: list[int], sequence: int, seed: int
+):
+    documents = [[100 * d + i for i in range(length)] for d, length in enumerate(lengths)]
+    windows = packed(documents, sequence)
+    random = np.random.default_rng(seed)
+    order = random.permutation(len(documents))
+    indexed, place = in_memory([documents[d] for d in order]), np.argsort(order)
+    moved = IndexedDataset(indexed.tokens, indexed.lengths[place], indexed.offsets[place], indexed.documents)
+    elsewhere = PackedSequences(moved, range(len(documents)), sequence)
+    chosen = random.integers(PADDING, len(windows), size=5)
+    for several in (windows.windows(chosen), elsewhere.windows(chosen)):
+        assert {name: array.dtype for name, array in several.items()} == FIELDS
+        for row, index in enumerate(chosen):
+            for name, array in several.items():
+                alone = 0 if index == PADDING else windows[index][name]
+                np.testing.assert_array_equal(array[row], alone)
 
 
 def test_a_range_of_documents_never_shows_another():
