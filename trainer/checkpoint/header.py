@@ -52,9 +52,13 @@ class Header:
                     f"{path} was written by a newer meshwright ({content.get('meshwright')}; format "
                     f"{content['format']}, and this one reads up to {FORMAT}); install that version to go on from it"
                 )
-            return cls(**content)
+            header = cls(**content)
         except (KeyError, TypeError) as error:
             raise Damaged(f"{HEADER} is not one ({error})") from None
+        numbers, mappings = (header.step, header.num_processes), (header.meta, header.metrics)
+        if not all(isinstance(x, int) for x in numbers) or not all(isinstance(x, dict) for x in mappings):
+            raise Damaged(f"{HEADER} is not one")
+        return header
 
     def plain(self) -> dict[str, Any]:
         """What JSON can hold."""

@@ -87,11 +87,11 @@ def from_plain(of_processes: Iterable[Mapping[str, Any]]) -> dict[str, Saved]:
     try:
         for process, plain in enumerate(of_processes):
             for name, of_array in plain.items():
-                kind = _dtype(of_array["dtype"]), tuple(of_array["shape"])
+                kind = _dtype(of_array["dtype"]), _sizes(of_array["shape"])
                 if kinds.setdefault(name, kind) != kind:
                     raise Damaged(f"{name} is of two kinds")
                 pieces[name] += [_piece(one, process) for one in of_array["pieces"]]
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise Damaged(f"its index is not one ({error!r})") from None
     index = {name: Saved(*kinds[name], tuple(pieces[name])) for name in kinds}
     for name, saved in index.items():
@@ -100,8 +100,15 @@ def from_plain(of_processes: Iterable[Mapping[str, Any]]) -> dict[str, Saved]:
 
 
 def _piece(plain: Mapping[str, Any], process: int) -> Piece:
-    box = Box(tuple(map(int, plain["start"])), tuple(map(int, plain["shape"])))
+    box = Box(_sizes(plain["start"]), _sizes(plain["shape"]))
     return Piece(box, int(plain["offset"]), tuple(map(int, plain["crc32"])), process)
+
+
+def _sizes(plain: Iterable[int]) -> Shape:
+    sizes = tuple(map(int, plain))
+    if min(sizes, default=0) < 0:
+        raise ValueError(f"sizes {sizes}")
+    return sizes
 
 
 def _dtype(name: str) -> np.dtype:

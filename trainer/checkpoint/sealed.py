@@ -37,7 +37,7 @@ def read_sealed(path: Path) -> Any:
             return sealed["content"]
     except FileNotFoundError:
         raise Damaged(f"{path.name} is missing") from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         pass
     raise Damaged(f"{path.name} is not what was written")
 
