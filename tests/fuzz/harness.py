@@ -21,7 +21,7 @@ SECONDS, BYTES = 10, 300 * 2**20
 """That one load may take. The machine is shared, so these tell a hang or a bomb from work, not slow from fast."""
 _ANY = list(HealthCheck)
 SHORT = settings(max_examples=60, deadline=None, derandomize=True, database=None, suppress_health_check=_ANY)
-LONG = settings(max_examples=5_000, deadline=None, database=None, suppress_health_check=_ANY)
+LONG = settings(max_examples=3_000, deadline=None, database=None, suppress_health_check=_ANY)
 
 
 def fuzzed(*inputs: SearchStrategy[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
