@@ -291,18 +291,18 @@ def _limits() -> str:
 def _header() -> list[str]:
     """What ran, and where."""
     environment = describe_environment([], None)
-    packages = ", ".join(f"{name} {environment['packages'][name]}" for name in ("jax", "jaxlib", "orbax-checkpoint"))
+    packages = ", ".join(f"{name} {environment['packages'][name]}" for name in ("jax", "jaxlib", "numpy"))
     return [
         "command:  python -m benchmarks.remesh",
         f"date:     {environment['start']}",
         f"commit:   {environment['git_commit']}",
         f"machine:  {platform.system()} {platform.machine()}, {os.cpu_count()} cores, {DEVICES} virtual CPU devices",
         f"versions: python {environment['python']}, {packages}",
-        f"measured: {SAVED} steps, saved, loaded, {AFTER} steps. Of every pair: all logical arrays of the state, bit by",
-        "          bit, and the losses after it beside those of the run that was saved. Printed is the largest relative",
-        "          difference of these; = where no bit of any differs. Columns saved, rows loaded.",
-        f"          Limits: no bit of the state; losses {_limits()}; none where both",
-        "          layouts add up the same parts in the same order, and differ in where masters and moments are.",
+        f"measured: {SAVED} steps, saved, loaded, {AFTER} steps. Of a pair all logical arrays of the state, by bits,",
+        "          and the losses after it, beside those of the run that was saved: the largest relative difference",
+        "          is printed, and = where no bit of any differs. Columns saved, rows loaded. Limits: no bit of the",
+        f"          state; losses {_limits()}; none where both add up the same",
+        "          parts in the same order, and differ in where masters and moments are.",
         "",
     ]
 
