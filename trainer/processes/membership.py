@@ -40,6 +40,13 @@ class Membership:
     """Process 0 has it."""
     _turns: int = field(default=0, init=False)
 
+    def of_first(self, about: str, text: str) -> str:
+        """The text that process 0 gives, for all."""
+        turn = self.turn(about)
+        if self.is_first:
+            self.store.put(turn, text)
+        return self.store.wait_for(turn)
+
     @property
     def is_first(self) -> bool:
         """Whether it speaks for all."""
