@@ -249,6 +249,7 @@ class Loop:
             **memory_taken(device for device in self.devices if device.process_index == jax.process_index()),
         )
         display.step(metrics)
+        late, self.trainer.data_seconds = self.trainer.data_seconds, 0.0
         sinks.write(metrics.step, metrics.to_dict())
 
     def _fetch(self) -> None:
@@ -266,6 +267,7 @@ class Loop:
         fetched: list[Metrics] = jax.device_get(self.unfetched)
         self.unfetched.clear()
         self.unlogged += fetched
+            data_seconds=late,
         troubles = []
         for step, metrics in enumerate(fetched, first):
             if trouble := self.trainer.guard.look(step, float(metrics.loss), float(metrics.grad_norm)):

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import signal
+import time
 from collections.abc import Generator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -71,6 +72,8 @@ class Trainer:
         self._evaluates_all = False
         self.taken: str | None = None
         """What an `auto` mesh has taken, and why, once the program is there."""
+        self.data_seconds = 0.0
+        """How long devices had nothing to do as a batch was late, at most; whoever logs it sets it back."""
         self.stopped_by: signal.Signals | None = None
         """The signal that ended `train` early, if one did."""
         self.phases = Phases()
@@ -232,10 +235,14 @@ class Trainer:
 
         jax.block_until_ready(self.restored_state)
         first, last = self.step, self.step + max(num, 0)
+        metrics: Metrics | None = None
         with contextlib.closing(prefetch(get, first, last, config.data.prefetch)) as ready:
             for _ in range(first, last):
+                started = time.perf_counter()
                 with self.phases(DATA):
                     batch = next(ready)
+                if metrics is not None and metrics.loss.is_ready():  # type: ignore[attr-defined]
+                    self.data_seconds += time.perf_counter() - started
                 with self.phases(STEP):
                     metrics = self.keeper.step(batch)
                 self._step += 1

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 from models.decoder import Decoder
 from tests.trainer import small
 from trainer import Config, ConfigError, Trainer
+from trainer.data.batches import TrainBatches
 from trainer.data.indexed import IndexedWriter
 from trainer.data.tokenizer import Tokenizer
 from trainer.display import PlainDisplay
@@ -413,3 +415,20 @@ def test_empty_names_and_huge_seeds_are_refused(text: Path, tmp_path: Path, key:
     tree = small.tree(text, tmp_path / "run")
     with pytest.raises(ConfigError, match=key):
         _ = Trainer(Config.from_dict(tree, {key: value})).corpus
+
+
+def test_time_that_devices_wait_for_data_is_logged(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = TrainBatches.rows
+
+    def slow(self: TrainBatches, step: int, low: int, high: int) -> dict[str, Any]:
+        time.sleep(0.1)
+        return rows(self, step, low, high)
+
+    monkeypatch.setattr(TrainBatches, "rows", slow)
+    tree = small.tree(text, text.parent / "slow") | {"train": {"steps": 6, "log_every": 1}}
+    trainer = Trainer(Config.from_dict(tree, ["data.prefetch=1"]))
+    trainer.train()
+    late = [row["data_seconds"] for row in records(trainer.folder)[0]]
+    assert late[0] == 0, "the first batch is part of the start"
+    assert sum(late) > 0.15, "two are ready when the first step is compiled"
+    assert all(0 <= row["data_seconds"] <= row["step_seconds"] for row in records(trainer.folder)[0])
