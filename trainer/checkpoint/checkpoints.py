@@ -78,11 +78,11 @@ class Checkpoints:
         self.wait()
         if step in self.steps():
             return
+        if jax.process_index() == 0:  # before others have the token, and begin theirs
+            remove_leftovers(self.folder)
         draft = Draft(self.folder, step, token(), jax.process_index(), jax.process_count())
         snapshot = Snapshot(arrays)
         try:
-            if jax.process_index() == 0:
-                remove_leftovers(self.folder)
             draft.begin(snapshot)
         except OSError as error:
             self._fail(step, error)
