@@ -1,6 +1,6 @@
 """The training loop around the steps: what is logged, evaluated, profiled and saved, and when.
 
-The host runs ahead of the devices and waits for them only when something is printed.
+The host runs ahead of the devices, by a few steps, and looks at their numbers only when something is printed or saved.
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ from trainer.step import Metrics
 if TYPE_CHECKING:
     from trainer.trainer import Trainer
 
+AHEAD = 2
+"""Steps that wait for the devices to be free: enough for these never to wait, and few to be done when all is to end."""
+
 
 class Loop:
     """One call of `Trainer.train`."""
@@ -48,7 +51,9 @@ class Loop:
         self.config = trainer.config
         self.devices = list(trainer.program.mesh.devices.flat)
         self.unfetched: list[Metrics] = []
-        """Of the steps that the host has not waited for."""
+        """Of the steps that the host has not looked at."""
+        self.num_done = 0
+        """Of these, how many the devices are known to have done."""
         self.unlogged: list[Metrics] = []
         """Of those it has, since the last line."""
         self.logged_at = self.step_seconds = 0.0
@@ -79,7 +84,7 @@ class Loop:
             self._require_text_to_evaluate()
             with (
                 Watchdog(config.watchdog, trainer.phases, find_board(), trainer.folder, self.events),
-                StopRequest(self._wished) as stop,
+                StopRequest(self._wished) as self.stop,
             ):
                 with self.trainer.phases(STATE):
                     jax.block_until_ready(trainer.restored_state)
@@ -87,7 +92,7 @@ class Loop:
                     display.say(f"goes on from step {first}")
                 self._say_what_runs(display)
                 try:
-                    while not self._train(trainer.step, last, display, stop):
+                    while not self._train(trainer.step, last, display):
                         pass
                 except BaseException as error:
                     self.events.tell("end", trainer.step, reason=str(error) or type(error).__name__)
@@ -101,6 +106,16 @@ class Loop:
         """A signal has come; told by a thread of its own."""
         self.events.tell("signal", self.trainer.step, signal=text.partition(":")[0])
         self.trainer.display.say(text)
+
+    def _warn_of_deadline(self, display: Display) -> None:
+        """Before the last checkpoint, where it may come too late."""
+        given, takes, now = self.config.train.stop_seconds, self.trainer.checkpoints.seconds, time.monotonic()
+        left = None if given is None else given - (now - (self.stop.since or now))
+        if left is not None and takes is not None and left < takes:
+            display.say(
+                f"WARNING: {max(left, 0):.1f} s are left of train.stop_seconds={given:g}, and the last checkpoint took "
+                f"{takes:.1f} s. If the process is killed before this one is written, the run goes on from that one"
+            )
 
     def _tell_start(self, first: int) -> None:
         """Before the numbers of steps that are trained again are taken back."""
@@ -130,14 +145,14 @@ class Loop:
         else:
             display.say(f"nothing to do: the run is at step {first} of {last}; raise train.steps to go on")
 
-    def _train(self, first: int, last: int, display: Display, stop: StopRequest) -> bool:
+    def _train(self, first: int, last: int, display: Display) -> bool:
         """Whether it was trained to the end; otherwise it has gone back, and there is more to do."""
         trainer, config = self.trainer, self.config
         try:
             with closing(
                 open_sinks(config.run, trainer.folder, config.to_dict(), first, writes=self.is_first)
             ) as sinks:
-                self._train_on(first, last, display, sinks, stop)
+                self._train_on(first, last, display, sinks)
         except Setback as setback:
             self._go_back(setback.rollback, display)
             return False
@@ -157,8 +172,12 @@ class Loop:
             f"{rollback.reason}: went back to step {rollback.back_to}, and leaves out batch {batches} from now on "
             f"(rollback {done} of {most} at most)"
         )
-        self.unfetched.clear()
+        self._forget()
         self.unlogged.clear()
+
+    def _forget(self) -> None:
+        self.unfetched.clear()
+        self.num_done = 0
 
     def _say_what_runs(self, display: Display) -> None:
         trainer = self.trainer
@@ -169,7 +188,7 @@ class Loop:
             display.say(note)
         display.say("compiling the train step")
 
-    def _train_on(self, first: int, last: int, display: Display, sinks: Sinks, stop: StopRequest) -> None:
+    def _train_on(self, first: int, last: int, display: Display, sinks: Sinks) -> None:
         trainer, train = self.trainer, self.config.train
         self.logged_at = started = time.perf_counter()
         with (
@@ -178,9 +197,10 @@ class Loop:
         ):
             for metrics in steps:
                 self.unfetched.append(metrics)
+                self._wait_for_devices(but=AHEAD)
                 step = trainer.step
                 with trainer.phases(OTHERS):
-                    stopped_by = self.all_stop.after(step, stop.signal)
+                    stopped_by = self.all_stop.after(step, self.stop.signal)
                 ends = step == last or stopped_by is not None
                 profile.after(step, metrics)
                 # The first step's speed is that of the compiler: told alone, it spoils no other's.
@@ -191,6 +211,8 @@ class Loop:
                     self.events.tell("compile", step, seconds_lost=self.logged_at - started)
                 if ends or (train.checkpoint_every is not None and step % train.checkpoint_every == 0):
                     self._require_range(metrics)
+                    if stopped_by is not None:
+                        self._warn_of_deadline(display)
                     self._save()
                 if train.eval_every is not None and (step % train.eval_every == 0 or step == last):
                     self._evaluate(display, sinks)
@@ -206,6 +228,7 @@ class Loop:
             )
 
     def _save(self) -> None:
+        """Begins to; where that fails, training goes on, and the next one is tried. The last one has to succeed."""
         self._fetch()
         started = time.perf_counter()
         with self.trainer.phases(SAVE):
@@ -229,6 +252,7 @@ class Loop:
         now = time.perf_counter()
         seconds, self.logged_at = now - self.logged_at, now
         self.step_seconds = seconds / count
+        late, self.trainer.data_seconds = self.trainer.data_seconds, 0.0
         config = self.config
         self._require_range(latest)
         tokens = count * config.batch.global_ * config.batch.sequence
@@ -246,11 +270,19 @@ class Loop:
             loss_scale=float(latest.loss_scale),
             skipped_steps=int(latest.skipped_steps),
             mfu=None if peak is None else flops / (peak * len(self.devices)),
+            data_seconds=late,
             **memory_taken(device for device in self.devices if device.process_index == jax.process_index()),
         )
         display.step(metrics)
-        late, self.trainer.data_seconds = self.trainer.data_seconds, 0.0
         sinks.write(metrics.step, metrics.to_dict())
+
+    def _wait_for_devices(self, but: int = 0) -> None:
+        """Until they have done all steps that were sent off, `but` the last few."""
+        with self.trainer.phases(DEVICES):
+            for metrics in self.unfetched[self.num_done : len(self.unfetched) - but]:
+                jax.block_until_ready(metrics)
+                self.trainer.phases.moved()
+                self.num_done += 1
 
     def _fetch(self) -> None:
         """Waits for the devices, and looks whether all went well. Nothing is saved without: so a checkpoint is good.
@@ -260,14 +292,10 @@ class Loop:
             TrainingError: it did not, and training is to end.
         """
         first = self.trainer.step - len(self.unfetched) + 1
-        with self.trainer.phases(DEVICES):
-            for metrics in self.unfetched:
-                jax.block_until_ready(metrics)
-                self.trainer.phases.moved()
+        self._wait_for_devices()
         fetched: list[Metrics] = jax.device_get(self.unfetched)
-        self.unfetched.clear()
+        self._forget()
         self.unlogged += fetched
-            data_seconds=late,
         troubles = []
         for step, metrics in enumerate(fetched, first):
             if trouble := self.trainer.guard.look(step, float(metrics.loss), float(metrics.grad_norm)):

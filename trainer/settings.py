@@ -149,6 +149,9 @@ class TrainConfig:
     """A last checkpoint is always written when training ends or is stopped."""
     keep_checkpoints: int = Field(default=2, ge=1)
     """The newest so many stay."""
+    stop_seconds: float | None = Field(default=None, gt=0)
+    """How long the process lives on after SIGTERM, as its scheduler says (SLURM's KillWait, Kubernetes'
+    terminationGracePeriodSeconds). Where that is too short for a checkpoint, it is said; null: it is not known."""
     profile: ProfileConfig | None = None
 
 

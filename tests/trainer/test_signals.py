@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.trainer import small
-from trainer import Config, Trainer
+from trainer import Config, Trainer, signals
 from trainer.display import PlainDisplay
 from trainer.signals import StopRequest
 
@@ -39,9 +40,10 @@ def test_the_first_is_noted_and_answered(stop: StopRequest, said: list[str], num
 
 def answered(said: list[str]) -> None:
     """The answer comes from a thread of its own."""
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon and not said:
-            thread.join(timeout=5)
+    for _ in range(500):
+        if said:
+            return
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
@@ -57,6 +59,15 @@ def test_a_scheduler_may_say_it_twice(stop: StopRequest) -> None:
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)
     assert stop.signal is signal.SIGTERM
+
+
+def test_who_says_it_again_later_means_it(stop: StopRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signals, "TWICE", 0.01)
+    with stop:
+        signal.raise_signal(signal.SIGTERM)
+        time.sleep(0.02)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
 
 
 def test_a_thread_sees_none_and_changes_nothing(stop: StopRequest) -> None:
@@ -121,3 +132,29 @@ def test_a_signal_during_the_last_step_has_stopped_nothing(tmp_path: Path, at_st
     at_step_2(1)
     trainer.train()
     assert (trainer.step, trainer.stopped_by) == (2, None)
+
+
+def test_a_deadline_that_is_too_short_is_said(
+    tmp_path: Path, at_step_2: Callable[[int], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A checkpoint takes longer than nothing."""
+    tree = small.tree(small.write_text(tmp_path / "text"), tmp_path / "run")
+    tree["mesh"] = {"data": -1}
+    tree["train"] = {"steps": 5, "log_every": 1, "checkpoint_every": 1, "stop_seconds": 1e-6}
+    at_step_2(1)
+    Trainer(Config.from_dict(tree)).train()
+    assert (
+        "WARNING: 0.0 s are left of train.stop_seconds=1e-06, and the last checkpoint took " in capsys.readouterr().out
+    )
+
+
+def test_a_deadline_that_is_long_enough_is_not(
+    tmp_path: Path, at_step_2: Callable[[int], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    tree = small.tree(small.write_text(tmp_path / "text"), tmp_path / "run")
+    tree["mesh"] = {"data": -1}
+    tree["train"] = {"steps": 5, "log_every": 1, "checkpoint_every": 1, "stop_seconds": 600}
+    at_step_2(1)
+    Trainer(Config.from_dict(tree)).train()
+    assert "SIGINT: stopped after step 3, saved" in (said := capsys.readouterr().out)
+    assert "WARNING" not in said

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import time
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -40,6 +41,10 @@ class Checkpoints:
         self.keep = keep
         self._behind = ThreadPoolExecutor(1, "save")
         self._saving: tuple[int, Future[None]] | None = None
+        self._failure: OSError | None = None  # of the last save
+        self._is_told = False
+        self.seconds: float | None = None
+        """How long the last complete save took, from its beginning until it was on the disk."""
 
     def steps(self) -> list[int]:
         """The steps of the complete checkpoints, ascending. A process that is alone touches no device."""
@@ -80,16 +85,19 @@ class Checkpoints:
             return
         if jax.process_index() == 0:  # before others have the token, and begin theirs
             remove_leftovers(self.folder)
+        began = time.monotonic()
         draft = Draft(self.folder, step, token(), jax.process_index(), jax.process_count())
         snapshot = Snapshot(arrays)
         try:
             draft.begin(snapshot)
         except OSError as error:
-            self._fail(step, error)
-        self._saving = step, self._behind.submit(self._complete, draft, dict(meta), dict(metrics or {}))
+            self._failure = error if isinstance(error, OffloadError) else self._described(step, error)
+            self._tell()
+        self._saving = step, self._behind.submit(self._complete, draft, dict(meta), dict(metrics or {}), began)
 
-    def _complete(self, draft: Draft, meta: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
+    def _complete(self, draft: Draft, meta: Mapping[str, Any], metrics: Mapping[str, float], began: float) -> None:
         draft.complete(meta, metrics)
+        self.seconds = time.monotonic() - began
         if jax.process_index() == 0:
             for step in self._steps()[: -self.keep]:
                 if (self.folder / str(step) / HEADER).exists():  # never what is not ours
