@@ -6,15 +6,17 @@ The host runs ahead of the devices, by a few steps, and looks at their numbers o
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
 
 from trainer.chips import memory_in_use, memory_taken, peak_flops
 from trainer.display import Display, Lines, make_display
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, OffloadError
 from trainer.events import Events
 from trainer.failures.board import find_board
 from trainer.failures.phases import DEVICES, EVALUATION, OTHERS, SAVE, STATE
@@ -58,6 +60,8 @@ class Loop:
         """Of those it has, since the last line."""
         self.logged_at = self.step_seconds = 0.0
         self.is_compiled = False
+        self.failed_save: OSError | None = None
+        """The last one that was told."""
         self.events = Events(trainer.folder if jax.process_index() == 0 else None)
 
     def run(self) -> None:
@@ -97,7 +101,7 @@ class Loop:
                 except BaseException as error:
                     self.events.tell("end", trainer.step, reason=str(error) or type(error).__name__)
                     if isinstance(error, Exception):  # what is being written is worth waiting for; Ctrl-C does not
-                        trainer.checkpoints.wait()
+                        self._try_to_save(trainer.checkpoints.wait)
                     raise
             self.events.tell("end", trainer.step, reason="finished" if trainer.stopped_by is None else "signal")
         self._report()
@@ -150,7 +154,7 @@ class Loop:
         trainer, config = self.trainer, self.config
         try:
             with closing(
-                open_sinks(config.run, trainer.folder, config.to_dict(), first, writes=self.is_first)
+                open_sinks(config.run, trainer.folder, config.to_dict(), first, self.is_first, display.say)
             ) as sinks:
                 self._train_on(first, last, display, sinks)
         except Setback as setback:
@@ -229,11 +233,27 @@ class Loop:
 
     def _save(self) -> None:
         """Begins to; where that fails, training goes on, and the next one is tried. The last one has to succeed."""
+        """Begins to; where that fails, training goes on, and the next one is tried. The last one has to succeed."""
         self._fetch()
         started = time.perf_counter()
         with self.trainer.phases(SAVE):
-            self.trainer.save(wait=False)
-        self.events.tell("save", self.trainer.step, seconds_lost=time.perf_counter() - started)
+            self._try_to_save(self.trainer.checkpoints.wait)  # the one before
+            if self._try_to_save(partial(self.trainer.save, wait=False)):
+                self.events.tell("save", self.trainer.step, seconds_lost=time.perf_counter() - started)
+
+    def _try_to_save(self, done: Callable[[], None]) -> bool:
+        """Whether `done` raises nothing; a checkpoint that could not be written is told, once."""
+        try:
+            done()
+        except OffloadError:  # the state itself is lost
+            raise
+        except OSError as error:
+            if error is not self.failed_save:
+                self.failed_save = error
+                self.trainer.display.say(f"WARNING: {error} The next save tries again.")
+                self.events.tell("failed_save", self.trainer.step, reason=str(error))
+            return False
+        return True
 
     def _require_text_to_evaluate(self) -> None:
         """Before anything is paid for, not when the first evaluation is due."""
@@ -273,6 +293,7 @@ class Loop:
             data_seconds=late,
             **memory_taken(device for device in self.devices if device.process_index == jax.process_index()),
         )
+        self._try_to_save(self.trainer.checkpoints.look)
         display.step(metrics)
         sinks.write(metrics.step, metrics.to_dict())
 

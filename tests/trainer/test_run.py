@@ -262,7 +262,7 @@ def test_a_full_disk_keeps_the_last_checkpoint(folder: Path, trained: tuple[Path
 
     code, _, errors = finish(start("train", str(folder / "config.yaml"), *overrides, program=("-c", SMALL_DISK)))
     assert code == 1, errors
-    assert errors.startswith(f"error: The checkpoint of step 6 could not be written to {run / 'checkpoints'}")
+    assert errors.startswith(f"error: The checkpoint of step 8 could not be written to {run / 'checkpoints'}")
     assert errors.endswith("Older ones are as they were.\n")
     assert Checkpoints(run / "checkpoints", keep=3).steps() == [2, 4]
     assert here("eval", run, "mesh={data: 4, tensor: 2}").exit_code == 0

@@ -7,12 +7,13 @@ beside its folder, in the background, and renamed last. Knows nothing of models,
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import time
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import numpy as np
@@ -28,6 +29,8 @@ from trainer.checkpoint.read import ArrayReader
 from trainer.checkpoint.sealed import read_sealed
 from trainer.checkpoint.write import Snapshot
 from trainer.errors import ConfigError, OffloadError
+
+_STEP = re.compile("0|[1-9][0-9]{0,9}")
 
 
 class Checkpoints:
@@ -52,11 +55,8 @@ class Checkpoints:
 
     def _steps(self) -> list[int]:
         with contextlib.suppress(FileNotFoundError):
-            return sorted(
-                int(path.name)
-                for path in self.folder.iterdir()
-                if path.name == path.name.lstrip("0").rjust(1, "0") and path.name.isdecimal() and _is_folder(path)
-            )
+            names = [path.name for path in self.folder.iterdir() if path.is_dir() and not path.is_symlink()]
+            return sorted(int(name) for name in names if _STEP.fullmatch(name))
         return []
 
     def newest(self) -> int | None:
@@ -77,10 +77,13 @@ class Checkpoints:
         hold; `metrics` is what was measured of this step.
 
         Raises:
-            OSError: the save before this one failed.
+            OSError: this save failed, or the one before did and nobody was told.
             OffloadError: what is to be made later could not be read.
         """
-        self.wait()
+        self._finish()
+        if not self._is_told:
+            self._tell()
+        self._failure, self._is_told = None, False
         if step in self.steps():
             return
         if jax.process_index() == 0:  # before others have the token, and begin theirs
@@ -108,23 +111,38 @@ class Checkpoints:
         """Until the last save is complete.
 
         Raises:
-            OSError: it could not be written. Older checkpoints are as they were, and a later save may succeed.
+            OSError: it could not be written, which is said at every call until another one is begun. Older checkpoints
+                are as they were, and a later save may succeed.
         """
+        self._finish()
+        self._tell()
+
+    def look(self) -> None:
+        """Raises what `wait` raises, where that is known by now."""
+        if self._saving is None or self._saving[1].done():
+            self.wait()
+
+    def _finish(self) -> None:
         if self._saving is None:
             return
         (step, saving), self._saving = self._saving, None
         try:
             saving.result()
         except OSError as error:
-            self._fail(step, error)
+            self._failure = self._described(step, error)
 
-    def _fail(self, step: int, error: OSError) -> NoReturn:
-        if isinstance(error, OffloadError):  # of what was to be saved, not of where
-            raise error
-        raise OSError(
-            f"The checkpoint of step {step} could not be written to {self.folder}: {_reason(error)} "
+    def _tell(self) -> None:
+        if self._failure is not None:
+            self._is_told = True
+            raise self._failure
+
+    def _described(self, step: int, error: OSError) -> OSError:
+        described = OSError(
+            f"The checkpoint of step {step} could not be written to {self.folder}: {error.strerror or error} "
             f"({_free(self.folder)} free there). Older ones are as they were."
-        ) from error
+        )
+        described.__cause__ = error
+        return described
 
     def header(self, step: int) -> Header:
         """What the checkpoint says of itself.
@@ -162,12 +180,12 @@ class Checkpoints:
             return dict(reader.place(wanted, dtype))
 
     def remove_after(self, step: int) -> None:
-        """Removes the complete checkpoints of later steps, the newest first, once the last save is complete.
+        """Removes the complete checkpoints of later steps, the newest first, once the last save is done with.
 
         Raises:
-            OSError: the last save failed, or one could not be removed.
+            OSError: one could not be removed.
         """
-        self.wait()
+        self._finish()
         later = [found for found in self.steps() if found > step]
         if jax.process_index() == 0:
             for found in reversed(later):
@@ -196,14 +214,6 @@ class Checkpoints:
             older = [other for other in steps if other < step]
             way_out = f"go on from step {max(older)}" if older else "start anew"
             raise ConfigError(f"{path} is damaged: {error}. Remove it to {way_out}") from None
-
-
-def _is_folder(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink()
-
-
-def _reason(error: OSError) -> str:
-    return error.strerror or str(error)
 
 
 def _free(folder: Path) -> str:
