@@ -233,7 +233,6 @@ class Loop:
 
     def _save(self) -> None:
         """Begins to; where that fails, training goes on, and the next one is tried. The last one has to succeed."""
-        """Begins to; where that fails, training goes on, and the next one is tried. The last one has to succeed."""
         self._fetch()
         started = time.perf_counter()
         with self.trainer.phases(SAVE):
