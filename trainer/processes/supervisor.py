@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import sys
@@ -13,14 +14,15 @@ from typing import TYPE_CHECKING
 
 from trainer.errors import ConfigError
 from trainer.processes.children import Children, End, passed_on
+from trainer.processes.elastic import fit
 from trainer.processes.gpus import LOCAL_DEVICES, count_gpus, visible_gpus
 from trainer.processes.place import COORDINATOR, PROCESS, PROCESSES
+from trainer.run_folder import BECAUSE
 
 if TYPE_CHECKING:
     from trainer.config import Config
 
-BECAUSE = "MESHWRIGHT_RESTARTED_BECAUSE"
-"""Set for processes that are started again: how the last ones ended."""
+LEFT = "MESHWRIGHT_DEVICES_LEFT"
 WRONG_INPUT, SIGNALLED = 2, 128
 """Exit codes from which no restart helps: a wrong config, and (above) a wish to stop."""
 _LONGEST_WAIT = 60.0
@@ -34,11 +36,11 @@ class Start:
     environments: Sequence[Mapping[str, str]]
 
 
-def supervise(make: Callable[[], Start], restarts: int, say: Callable[[str], None]) -> int:
-    """Runs what `make` makes, anew for each start; returns the exit code."""
+def supervise(make: Callable[[int], Start], restarts: int, say: Callable[[str], None]) -> int:
+    """Runs what `make` makes of the number of each start, from 0; returns the exit code."""
     because: dict[str, str] = {}
     for done in range(restarts + 1):
-        start = make()
+        start = make(done)
         environments = [{**environment, **because} for environment in start.environments]
         with Children(start.command, environments) as children, passed_on(children):
             end = children.wait()
@@ -62,29 +64,44 @@ def _tell(end: End, count: int, say: Callable[[str], None]) -> None:
         say(f"error: {end.how}{others}" + (f"; its last lines:{lines}" if lines else ""))
 
 
-def local_start(config: Config, path: Path, overrides: Sequence[str], processes: int) -> Start:
-    """So many processes of this host, which share its devices out evenly.
+def local_start(config: Config, path: Path, overrides: Sequence[str], processes: int, start: int) -> Start:
+    """So many processes of this host, which share its devices out evenly; fewer where `elastic` takes fewer devices.
+
+    Args:
+        start: how many there were before.
 
     Raises:
-        ConfigError: they do not share out.
+        ConfigError: the devices do not share out, or are too few.
     """
+    gpus = 0 if config.mesh.virtual_devices else visible_gpus(os.environ, count_gpus())
+    devices = _devices_left(config.mesh.virtual_devices or gpus, start)
+    if config.elastic.sizes:
+        mesh = fit(config, devices).mesh
+        devices, processes = mesh.num_devices or 0, math.gcd(mesh.num_devices or 0, processes)
+        chosen = {axis: mesh.sizes[axis] for axis in config.elastic.sizes} | {"virtual_devices": mesh.virtual_devices}
+        overrides = [*overrides, *(f"mesh.{key}={value}" for key, value in chosen.items() if value is not None)]
+    if devices % processes:
+        raise ConfigError(f"--processes {processes}: {devices} devices do not share out evenly; use a divisor of it")
     command = [sys.executable, "-m", "trainer", "train", str(path), *overrides]
     if processes == 1:
         return Start(command, [{}])
-    shares: list[dict[str, str]] = [{} for _ in range(processes)]
-    if virtual := config.mesh.virtual_devices:
-        if virtual % processes:
-            raise ConfigError(
-                f"--processes {processes}: mesh.virtual_devices={virtual} does not share out evenly; use a divisor"
-            )
-    elif gpus := visible_gpus(os.environ, count_gpus()):
-        if gpus % processes:
-            raise ConfigError(f"--processes {processes}: {gpus} GPUs do not share out evenly; use a divisor of it")
-        each = gpus // processes
-        for process, share in enumerate(shares):
-            share[LOCAL_DEVICES] = ",".join(str(gpu) for gpu in range(process * each, (process + 1) * each))
+    common = {COORDINATOR: f"127.0.0.1:{_free_port()}", PROCESSES: str(processes)}
+    each = devices // processes if gpus else 0
+    return Start(command, [common | _share(process, each) for process in range(processes)])
+
+
+def _share(process: int, gpus: int) -> dict[str, str]:
+    numbers = range(process * gpus, (process + 1) * gpus)
+    return {PROCESS: str(process)} | ({LOCAL_DEVICES: ",".join(map(str, numbers))} if gpus else {})
+
+
+def _devices_left(devices: int, start: int) -> int:
+    """For tests, a variable says it of each start, of the last and all after it last: 4,2."""
+    left = [int(number) for number in os.environ.get(LEFT, str(devices)).split(",")]
+    return left[min(start, len(left) - 1)]
+
+
+def _free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    common = {COORDINATOR: address, PROCESSES: str(processes)}
-    return Start(command, [common | share | {PROCESS: str(process)} for process, share in enumerate(shares)])
+        return free.getsockname()[1]
