@@ -26,6 +26,7 @@ from trainer.data.config import DataConfig
 from trainer.errors import ConfigError
 from trainer.failures.config import FailuresConfig, WatchdogConfig
 from trainer.offload.config import OffloadConfig
+from trainer.processes.elastic import ElasticConfig
 from trainer.secrets import refusals
 from trainer.settings import (
     BatchConfig,
@@ -56,6 +57,7 @@ class Config:
     failures: FailuresConfig = FailuresConfig()
     watchdog: WatchdogConfig = WatchdogConfig()
     run: RunConfig = RunConfig()
+    elastic: ElasticConfig = ElasticConfig()
     seed: int = Field(default=0, ge=0, lt=2**32)
     """Of initial weights, of the order of samples and of dropout."""
 

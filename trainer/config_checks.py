@@ -5,6 +5,7 @@ Needs no device. Each message names its keys, the reason and the nearest choices
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from operator import attrgetter
@@ -17,6 +18,7 @@ from trainer.config_yaml import KeyPath
 from trainer.divisors import divisors
 from trainer.offload.choice import num_elements, offloaded
 from trainer.pipeline import find_schedule, is_table, make_schedule, make_stages
+from trainer.processes import elastic
 
 if TYPE_CHECKING:
     from trainer.config import Config
@@ -103,6 +105,19 @@ def contradictions(config: Config) -> Iterator[str]:
     yield from _failures(config)
     yield from _offloaded_optimizer(config)
     yield from _offloaded_parameters(config)
+    yield from _elastic(config)
+
+
+def _elastic(config: Config) -> Iterator[str]:
+    """The sizes, and all that is wrong with the config on one of the other meshes."""
+    if problems := [*elastic.objections(config)]:
+        yield from problems
+        return
+    for mesh in elastic.meshes(config) if config.elastic.sizes else ():
+        other = dataclasses.replace(config, mesh=mesh, elastic=elastic.ElasticConfig())
+        if mesh.sizes != config.mesh.sizes and (problem := next(contradictions(other), None)):
+            sizes = ", ".join(f"{axis} {mesh.sizes[axis]}" for axis in config.elastic.sizes)
+            yield f"elastic: with {sizes}: {problem}"
 
 
 def _batch(config: Config, mesh: dict[str, int]) -> Iterator[str]:

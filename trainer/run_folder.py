@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import platform
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,6 +30,10 @@ from trainer.errors import ConfigError
 PACKAGES = ("meshwright", "jax", "jaxlib", "flax", "optax", "numpy", "tokenizers")
 
 
+BECAUSE = "MESHWRIGHT_RESTARTED_BECAUSE"
+"""Set by whoever starts a run again: how it ended before."""
+
+
 class Change(Enum):
     """What a resumed run may do with a key."""
 
@@ -44,6 +49,7 @@ CHANGES = {
     "zero": Change.FREE,
     "recompute": Change.FREE,
     "offload": Change.FREE,
+    "elastic": Change.FREE,
     "failures": Change.FREE,
     "watchdog": Change.FREE,
     "run": Change.FREE,
@@ -189,6 +195,7 @@ def describe_environment(devices: Sequence[str], data_hash: str | None) -> dict[
         "devices": list(devices),
         "data_hash": data_hash,
         "git_commit": _git_commit(),
+        "restarted_because": os.environ.get(BECAUSE),
     }
 
 

@@ -37,6 +37,7 @@ from trainer.loop import Loop
 from trainer.offload.make import make_keeper
 from trainer.planner.auto import fill_in_here
 from trainer.planner.plan import Plan, plan
+from trainer.processes.elastic import fit_here
 from trainer.processes.membership import first_alone
 from trainer.processes.preflight import require_alike
 from trainer.program import Program
@@ -93,8 +94,9 @@ class Trainer:
             raise ConfigError(
                 f"{folder} holds no config.yaml, so it is no run's folder; name one, such as runs/quickstart"
             )
-        trained = Config.load(file, ["mesh={pipeline: 1}"]).data  # asks for no table of a schedule, which may be gone
-        config = Config.load(file, [f"run.dir={json.dumps(str(folder))}", *_as_texts(overrides)])
+        trained = Config.load(file, ["mesh={pipeline: 1}", "elastic={}"]).data  # asks for no table of a schedule, which may be gone
+        set_here = [f"run.dir={json.dumps(str(folder))}", "elastic={}"]  # of a run that has trained, the mesh is known
+        config = Config.load(file, [*set_here, *_as_texts(overrides)])
         trainer = cls(
             dataclasses.replace(config, data=_data_to_evaluate(config.data, trained, Path(folder, TOKENIZER)))
         )
@@ -113,7 +115,8 @@ class Trainer:
         """What runs on the devices, from shapes alone."""
         use_compile_cache(self._asked.run.compile_cache)
         devices = find_devices(self._asked.mesh) if self._devices is None else self._devices
-        config, self.taken = fill_in_here(self._asked, devices, self.display.say)
+        asked, devices = fit_here(self._asked, devices)
+        config, self.taken = fill_in_here(asked, devices, self.display.say)
         config = config.resolve(len(devices))
         return Program(config, make_mesh(config.mesh, devices))
 
