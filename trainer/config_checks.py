@@ -70,6 +70,10 @@ NO_EFFECT = (
     ),
     NoEffect("watchdog.compile_seconds", "watchdog.seconds", (None,), "nothing is ended"),
     NoEffect("data.text_key", "data.path", ("stdlib",), "there are no records"),
+    *(
+        NoEffect(f"elastic.{axis}", f"elastic.{axis}", ((),), "the axis stays as it is")
+        for axis in ("pipeline", "replica", "data", "tensor")
+    ),
 )
 
 

@@ -94,7 +94,8 @@ class Trainer:
             raise ConfigError(
                 f"{folder} holds no config.yaml, so it is no run's folder; name one, such as runs/quickstart"
             )
-        trained = Config.load(file, ["mesh={pipeline: 1}", "elastic={}"]).data  # asks for no table of a schedule, which may be gone
+        # Asks for no table of a schedule, which may be gone.
+        trained = Config.load(file, ["mesh={pipeline: 1}", "elastic={}"]).data
         set_here = [f"run.dir={json.dumps(str(folder))}", "elastic={}"]  # of a run that has trained, the mesh is known
         config = Config.load(file, [*set_here, *_as_texts(overrides)])
         trainer = cls(

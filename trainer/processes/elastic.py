@@ -75,8 +75,8 @@ def fit_here(config: Config, devices: Sequence[Device]) -> tuple[Config, Sequenc
     taken = devices[: fitted.mesh.num_devices]
     if len(taken) < len(devices) and current() is not None:
         raise ConfigError(
-            f"elastic: the largest mesh that fits takes {len(taken)} of {len(devices)} devices, and each process has to "
-            "be on the mesh; start fewer processes"
+            f"elastic: the largest mesh that fits takes {len(taken)} of {len(devices)} devices, and each process has "
+            "to be on the mesh; start fewer processes"
         )
     return fitted, taken
 
