@@ -24,7 +24,7 @@ from trainer.config_errors import build
 from trainer.config_source import Overrides, Source, read_file
 from trainer.data.config import DataConfig
 from trainer.errors import ConfigError
-from trainer.failures.config import FailuresConfig, WatchdogConfig
+from trainer.failures.config import CheckConfig, FailuresConfig, WatchdogConfig
 from trainer.offload.config import OffloadConfig
 from trainer.processes.elastic import ElasticConfig
 from trainer.secrets import refusals
@@ -56,6 +56,7 @@ class Config:
     train: TrainConfig = TrainConfig()
     failures: FailuresConfig = FailuresConfig()
     watchdog: WatchdogConfig = WatchdogConfig()
+    check: CheckConfig = CheckConfig()
     run: RunConfig = RunConfig()
     elastic: ElasticConfig = ElasticConfig()
     seed: int = Field(default=0, ge=0, lt=2**32)

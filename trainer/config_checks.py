@@ -107,6 +107,7 @@ def contradictions(config: Config) -> Iterator[str]:
     yield from _schedule(config)
     yield from _loop(config)
     yield from _failures(config)
+    yield from _replicas(config)
     yield from _offloaded_optimizer(config)
     yield from _offloaded_parameters(config)
     yield from _elastic(config)
@@ -253,6 +254,19 @@ def _failures(config: Config) -> Iterator[str]:
             f"failures.steps_back={failures.steps_back}, but train.keep_checkpoints={train.keep_checkpoints} with "
             f"train.checkpoint_every={train.checkpoint_every} keeps none older than {reach} steps for sure; use "
             f"train.keep_checkpoints={-(-failures.steps_back // train.checkpoint_every) + 1}"
+        )
+
+
+def _replicas(config: Config) -> Iterator[str]:
+    every, asked = config.check.replicas_every, f"check.replicas_every={config.check.replicas_every}"
+    if every is None:
+        return
+    if config.mesh.num_devices == 1:
+        yield f"{asked} has nothing to compare on one device; leave it out"
+    if config.offload.parameters != "none":
+        yield (
+            f"{asked} compares what devices hold, and with offload.parameters={config.offload.parameters} most weights "
+            "are elsewhere; leave one of them out"
         )
 
 

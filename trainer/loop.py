@@ -20,6 +20,7 @@ from trainer.errors import ConfigError, OffloadError
 from trainer.events import Events
 from trainer.failures.board import find_board
 from trainer.failures.phases import DEVICES, EVALUATION, OTHERS, SAVE, STATE
+from trainer.failures.replicas import ReplicaCheck
 from trainer.failures.response import Setback, respond
 from trainer.failures.rollbacks import Rollback
 from trainer.failures.watchdog import Watchdog
@@ -60,6 +61,7 @@ class Loop:
         """Of those it has, since the last line."""
         self.logged_at = self.step_seconds = 0.0
         self.is_compiled = False
+        self.replicas = ReplicaCheck(trainer.program, self.config.check.replicas_every)
         self.failed_save: OSError | None = None
         """The last one that was told."""
         self.events = Events(trainer.folder if jax.process_index() == 0 else None)
@@ -201,11 +203,13 @@ class Loop:
         ):
             for metrics in steps:
                 self.unfetched.append(metrics)
-                self._wait_for_devices(but=AHEAD)
                 step = trainer.step
+                self._wait_for_devices(but=AHEAD)
                 with trainer.phases(OTHERS):
                     stopped_by = self.all_stop.after(step, self.stop.signal)
                 ends = step == last or stopped_by is not None
+                saves = ends or (train.checkpoint_every is not None and step % train.checkpoint_every == 0)
+                self.replicas.after(step, trainer.restored_state, saves)
                 profile.after(step, metrics)
                 # The first step's speed is that of the compiler: told alone, it spoils no other's.
                 if step % train.log_every == 0 or not self.is_compiled or ends:
@@ -213,7 +217,7 @@ class Loop:
                 if not self.is_compiled:
                     self.is_compiled = True
                     self.events.tell("compile", step, seconds_lost=self.logged_at - started)
-                if ends or (train.checkpoint_every is not None and step % train.checkpoint_every == 0):
+                if saves:
                     self._require_range(metrics)
                     if stopped_by is not None:
                         self._warn_of_deadline(display)
@@ -323,6 +327,7 @@ class Loop:
                 event = "skip" if trouble.kind == "nonfinite" else "spike"
                 values = {"loss": trouble.loss, "grad_norm": trouble.grad_norm, "reason": trouble.why}
                 self.events.tell(event, step, seconds_lost=self.step_seconds, **values)
+        self.replicas.look()
         respond(self.trainer, troubles)
 
     def _require_range(self, metrics: Metrics) -> None:

@@ -52,6 +52,7 @@ CHANGES = {
     "elastic": Change.FREE,
     "failures": Change.FREE,
     "watchdog": Change.FREE,
+    "check": Change.FREE,
     "run": Change.FREE,
     "train": Change.FREE,
     "train.steps": Change.NOTED,  # a decay that ends with the run moves

@@ -43,3 +43,13 @@ class WatchdogConfig:
     compile_seconds: float = Field(default=7200, gt=0)
     """The same, where programs may be compiled, by this process or one that it waits for: the first time that something
     is done."""
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class CheckConfig:
+    """Proofs during the run that nothing broke in silence."""
+
+    replicas_every: int | None = Field(default=None, ge=1)
+    """Steps between two comparisons of what several devices should hold the same of: weights, moments, counters; with
+    one before every checkpoint. Where they differ, the run ends: [running.md](running.md#replicas-that-differ). null:
+    never."""
