@@ -89,6 +89,8 @@ class Target:
 
     box: Box
     array: np.ndarray
+    pages: np.ndarray
+    """All of the array's memory, uint8."""
 
 
 def scatter(elements: np.ndarray, piece: Box, begin: int, targets: Sequence[Target]) -> None:

@@ -19,7 +19,7 @@ from trainer.checkpoint.blocks import BLOCK, BlockReader, Workers
 from trainer.checkpoint.boxes import Box, Target, box_of, boxes, run_of, scatter
 from trainer.checkpoint.damage import Damaged
 from trainer.checkpoint.index import Index, Piece, Saved
-from trainer.offload.buffers import allocate
+from trainer.offload.buffers import PAGE, allocate, round_up
 
 
 class ArrayReader:
@@ -93,6 +93,9 @@ class ArrayReader:
     ) -> None:
         """One block of a piece."""
         place, size = number * BLOCK, piece.box.size * saved.dtype.itemsize
+        room = _room_for(piece, saved, targets)
+        if room is not None:
+            buffer = room[place:]
         try:
             data = self._file(piece.process).read(
                 piece.offset + place, min(BLOCK, size - place), piece.checksums[number], buffer
@@ -101,7 +104,7 @@ class ArrayReader:
             raise Damaged(f"{name}: {error} ({piece.process}.bin, byte {piece.offset + place} on)") from None
         except OSError as error:
             raise OSError(error.errno, f"reading {name}: {error.strerror}", str(self._folder)) from error
-        if targets is not None:
+        if targets is not None and room is None:
             scatter(data.view(saved.dtype), piece.box, place // saved.dtype.itemsize, targets)
 
     def _file(self, process: int) -> BlockReader:
@@ -135,8 +138,17 @@ class _Reading:
 
 
 def _room(box: Box, dtype: np.dtype) -> Target:
-    """Whole pages: huge ones are touched faster, and some devices take them without a copy."""
-    return Target(box, allocate(box.size * dtype.itemsize).view(dtype).reshape(box.shape))
+    """Whole pages: huge ones are touched faster, disks fill them in place, some devices take them without a copy."""
+    size = box.size * dtype.itemsize
+    pages = allocate(round_up(size, PAGE))
+    return Target(box, pages[:size].view(dtype).reshape(box.shape), pages)
+
+
+def _room_for(piece: Piece, saved: Saved, targets: Sequence[Target] | None) -> np.ndarray | None:
+    """The pages of the one target that is just this piece, if it is."""
+    if targets is None or len(targets) != 1 or targets[0].box != piece.box or targets[0].array.dtype != saved.dtype:
+        return None
+    return targets[0].pages
 
 
 def _touched(saved: Saved, piece: Piece, targets: Sequence[Target] | None) -> Iterator[int]:

@@ -45,7 +45,8 @@ def test_what_is_scattered_block_by_block_is_what_was_cut_out(data: st.DataObjec
     array = np.arange(math.prod(shape)).reshape(shape)
     piece, wanted = data.draw(box_in(shape)), data.draw(box_in(shape))
     elements = array[piece.within(whole)].reshape(-1)
-    target = Target(wanted, np.full(wanted.shape, -1))
+    room = np.full(wanted.size, -1)
+    target = Target(wanted, room.reshape(wanted.shape), room.view(np.uint8))
     block = data.draw(st.integers(1, max(elements.size, 1)))
     for begin in range(0, elements.size, block):
         scatter(elements[begin : begin + block], piece, begin, [target])
