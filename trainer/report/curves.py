@@ -13,7 +13,9 @@ from trainer.report.folder import Run
 from trainer.report.goodput import first_start, last_sign
 from trainer.units import GIB, HOUR, MINUTE
 
-WIDE, TALL = 1016, 320  # pixels
+WIDE, TALL, LOW = 1016, 320, 230  # pixels
+LONG = 100
+"""Records, from which on a run is long."""
 MARKS = {
     "restart": ("restart", PURPLE),
     "rollback": ("rollback", BROWN),
@@ -25,18 +27,26 @@ MARKS = {
 MEMORY = {"host_bytes": ("process", LILAC), "device_bytes": ("fullest device, peak", ORANGE)}
 
 
-def loss(run: Run) -> Picture:
-    """In training and on held-out text, with what happened."""
-    told = {name: np.array([event.step for event in run.told(name)], float) for name in MARKS}
+def losses(run: Run) -> Iterator[Picture]:
+    """In training and on held-out text, with what happened; and the second half, where a long run's first falls far."""
+    yield _loss("Loss, nats per token", run, 0, TALL)
+    if len(run.training) >= LONG:
+        yield _loss("The second half", run, run.step // 2, LOW)
+
+
+def _loss(title: str, run: Run, first: int, height: int) -> Picture:
+    """From step `first` on."""
+    training, evaluations = (found.where(found.step >= first) for found in (run.training, run.evaluations))
+    told = {name: [event.step for event in run.told(name) if event.step >= first] for name in MARKS}
     return chart(
-        "Loss, nats per token",
+        title,
         [
-            Curve("training", BLUE, run.training.step, run.training["loss"]),
-            Curve("held out", ORANGE, run.evaluations.step, run.evaluations["eval_loss"], dots=True),
+            Curve("training", BLUE, training.step, training["loss"]),
+            Curve("held out", ORANGE, evaluations.step, evaluations["eval_loss"], dots=True),
         ],
         width=WIDE,
-        height=TALL,
-        marks=[Marks(*MARKS[name], x) for name, x in told.items() if len(x)],
+        height=height,
+        marks=[Marks(*MARKS[name], np.array(steps, float)) for name, steps in told.items() if steps],
     )
 
 
@@ -79,7 +89,7 @@ def progress(run: Run) -> Picture | None:
         f"Steps over {name}",
         curves,
         width=WIDE,
-        height=240,
+        height=LOW,
         x_name=f"{name} since the first start",
         from_zero=True,
     )

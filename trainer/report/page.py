@@ -48,7 +48,7 @@ def _context(run: Run, now: float) -> dict[str, Any]:
         "now": story.written(now),
         "story": story.story(run, now),
         "facts": list(story.facts(run, spent)) if has_trained else [],
-        "loss": curves.loss(run) if has_trained else None,
+        "losses": list(curves.losses(run)) if has_trained else [],
         "details": list(curves.details(run)) if has_trained else [],
         "progress": curves.progress(run) if has_trained else None,
         "spent": [part for part in _bar(spent) if part.amount] if spent else [],
