@@ -26,6 +26,7 @@ from models.recompute import RecomputePolicy
 from trainer.config import Config
 from trainer.config_errors import BOUNDS, KINDS, fields
 from trainer.description import Description, describe
+from trainer.events import EVENTS
 
 FOLDER = Path(__file__).parent
 BEGIN, END = "<!-- made by make_tables.py: begin -->\n", "<!-- end -->\n"
@@ -37,6 +38,15 @@ def page(name: str) -> str:
     for table, part in zip(PAGES[name], parts, strict=True):
         text += "\n".join([BEGIN, *table(), END]) + part.partition(END)[2]
     return text
+
+
+def events() -> Iterator[str]:
+    """What stands in events.jsonl."""
+    yield "| event | meaning, and what else is told |"
+    yield "|---|---|"
+    for name, meaning in EVENTS.items():
+        yield f"| `{name}` | {meaning} |"
+    yield ""
 
 
 def presets() -> Iterator[str]:
@@ -204,6 +214,7 @@ PAGES: dict[str, list[Callable[[], Iterable[str]]]] = {
     "models.md": [presets],
     "pipelines.md": [kept, heads],
     "recompute.md": [saved],
+    "running.md": [events],
 }
 
 
