@@ -24,6 +24,9 @@ from trainer.data.indexed import IndexedWriter
 from trainer.data.tokenizer import Tokenizer
 from trainer.display import PlainDisplay
 from trainer.metrics import StepMetrics
+from trainer.report import page
+from trainer.report.folder import read_run
+from trainer.report.goodput import goodput
 
 ROOT = Path(__file__).parents[2]
 FIELDS = {
@@ -432,3 +435,15 @@ def test_time_that_devices_wait_for_data_is_logged(text: Path, monkeypatch: pyte
     first, *others = records(run)[0]
     assert first["data_seconds"] == 0, "the first batch is part of the start"
     assert all(0.05 <= row["data_seconds"] <= row["step_seconds"] for row in others)
+
+
+def test_a_run_has_its_report(trained: Trainer) -> None:
+    run = read_run(trained.folder)
+    spent = goodput(run)
+    assert spent
+    assert spent.parts["compiling"] > 0
+    assert spent.parts["evaluation"] > 0
+    assert 0 < spent.share < 1
+    text = page(run, time.time())
+    assert "small is finished: step 4 of 4" in text
+    assert "8 × cpu:cpu" in text
