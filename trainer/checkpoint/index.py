@@ -121,7 +121,7 @@ def _dtype(name: str) -> np.dtype:
 def _require_whole(name: str, saved: Saved) -> None:
     whole = Box((0,) * len(saved.shape), saved.shape)
     for piece in saved.pieces:
-        inside = len(piece.box.start) == len(saved.shape) and (
+        inside = len(piece.box.start) == len(piece.box.shape) == len(saved.shape) and (
             not piece.box.size or piece.box.common(whole) == piece.box
         )
         if not inside or piece.offset < 0 or saved.blocks(piece) != len(piece.checksums):
