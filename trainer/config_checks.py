@@ -227,11 +227,25 @@ def _loop(config: Config) -> Iterator[str]:
             f"train.eval_every={train.eval_every} needs held-out text, and data.holdout=0 "
             "keeps none; use data.holdout=0.02, or leave eval_every out"
         )
+    yield from _keep(config)
     if profile and profile.start + profile.steps > train.steps:
         yield (
             f"train.profile.start={profile.start} + train.profile.steps={profile.steps} is more than "
             f"train.steps={train.steps}; use a start of at most {max(train.steps - profile.steps, 0)}"
         )
+
+
+def _keep(config: Config) -> Iterator[str]:
+    train, saved = config.train, config.train.checkpoint_every
+    if train.keep_every is not None and (saved is None or train.keep_every % saved):
+        use = "give train.checkpoint_every" if saved is None else f"use {_multiples(train.keep_every, saved)}"
+        yield (
+            f"train.keep_every={train.keep_every} keeps checkpoints of such steps, and with "
+            f"train.checkpoint_every={saved or 'null'} none is saved there; {use}"
+        )
+    if train.keep_best and not (train.eval_every and saved):
+        missing = "train.eval_every" if saved else "train.checkpoint_every"
+        yield f"train.keep_best={train.keep_best} chooses among checkpoints that were evaluated; give {missing} too"
 
 
 def _failures(config: Config) -> Iterator[str]:

@@ -6,7 +6,7 @@ The host runs ahead of the devices, by a few steps, and looks at their numbers o
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import asdict
 from functools import partial
@@ -217,13 +217,14 @@ class Loop:
                 if not self.is_compiled:
                     self.is_compiled = True
                     self.events.tell("compile", step, seconds_lost=self.logged_at - started)
+                measured: dict[str, float] = {}
+                if train.eval_every is not None and (step == last or (step % train.eval_every == 0 and not ends)):
+                    measured = self._evaluate(display, sinks)
                 if saves:
                     self._require_range(metrics)
                     if stopped_by is not None:
                         self._warn_of_deadline(display)
-                    self._save()
-                if train.eval_every is not None and (step % train.eval_every == 0 or step == last):
-                    self._evaluate(display, sinks)
+                    self._save(measured)
                 if ends:
                     break
         with trainer.phases(SAVE):
@@ -235,13 +236,13 @@ class Loop:
                 "the same command goes on from there"
             )
 
-    def _save(self) -> None:
+    def _save(self, measured: Mapping[str, float]) -> None:
         """Begins to; where that fails, training goes on, and the next one is tried. The last one has to succeed."""
         self._fetch()
         started = time.perf_counter()
         with self.trainer.phases(SAVE):
             self._try_to_save(self.trainer.checkpoints.wait)  # the one before
-            if self._try_to_save(partial(self.trainer.save, wait=False)):
+            if self._try_to_save(partial(self.trainer.save, wait=False, measured=measured)):
                 self.events.tell("save", self.trainer.step, seconds_lost=time.perf_counter() - started)
 
     def _try_to_save(self, done: Callable[[], None]) -> bool:
@@ -341,16 +342,18 @@ class Loop:
                 f"({kept})"
             )
 
-    def _evaluate(self, display: Display, sinks: Sinks) -> None:
+    def _evaluate(self, display: Display, sinks: Sinks) -> dict[str, float]:
         self._fetch()  # the steps before are training's time
         started = time.perf_counter()
         with self.trainer.phases(EVALUATION):
             values = self.trainer.evaluate()
         display.evaluation(values)
-        sinks.write(self.trainer.step, {f"eval_{name}": value for name, value in values.items()})
+        measured = {f"eval_{name}": value for name, value in values.items()}
+        sinks.write(self.trainer.step, measured)
         seconds = time.perf_counter() - started
         self.events.tell("evaluation", self.trainer.step, seconds_lost=seconds, **values)
         self.logged_at += seconds  # not counted as training
+        return measured
 
     def _report(self) -> None:
         """What each device held, measured from the arrays it holds, and where the run's files are."""

@@ -24,6 +24,7 @@ from typing import Any
 import yaml
 
 from trainer import config_yaml
+from trainer.checkpoint.foreign import refusal
 from trainer.config_source import read_file
 from trainer.errors import ConfigError
 
@@ -135,6 +136,8 @@ class RunFolder:
     def _require_empty(self) -> None:
         if not self.path.exists():
             return
+        if foreign := refusal(self.path):
+            raise ConfigError(f"run.dir: {foreign}; give another run.dir")
         if not self.path.is_dir() or any(entry.suffix != ".tmp" for entry in self.path.iterdir()):
             raise ConfigError(
                 f"run.dir={self.path} is there already and is not a run's folder (it has no config.yaml); "

@@ -149,6 +149,10 @@ class TrainConfig:
     """A last checkpoint is always written when training ends or is stopped."""
     keep_checkpoints: int = Field(default=2, ge=1)
     """The newest so many stay."""
+    keep_every: int | None = Field(default=None, ge=1)
+    """Those whose step is a multiple of it stay too."""
+    keep_best: int = Field(default=0, ge=0)
+    """So many with the lowest loss on held-out text stay too, of those saved at a step that was evaluated."""
     stop_seconds: float | None = Field(default=None, gt=0)
     """How long the process lives on after SIGTERM, as its scheduler says (SLURM's KillWait, Kubernetes'
     terminationGracePeriodSeconds). Where that is too short for a checkpoint, it is said; null: it is not known."""

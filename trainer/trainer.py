@@ -7,7 +7,7 @@ import dataclasses
 import json
 import signal
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ import jax
 
 from models.inputs import Batch
 from sharding.mesh import make_mesh
-from trainer.checkpoint import Checkpoints, made
+from trainer.checkpoint import Checkpoints, Keep, made
+from trainer.checkpoint.foreign import refusal
 from trainer.config import Config
 from trainer.config_source import Overrides
 from trainer.data.batches import TrainBatches, prefetch
@@ -91,6 +92,8 @@ class Trainer:
             raise ConfigError(f"{folder} is a file; give the folder of a run that it made, such as runs/quickstart")
         file = Path(folder, "config.yaml")
         if not file.exists():
+            if foreign := refusal(Path(folder)):
+                raise ConfigError(foreign)
             raise ConfigError(
                 f"{folder} holds no config.yaml, so it is no run's folder; name one, such as runs/quickstart"
             )
@@ -170,7 +173,8 @@ class Trainer:
 
     @cached_property
     def checkpoints(self) -> Checkpoints:
-        return Checkpoints(self.folder / "checkpoints", self._asked.train.keep_checkpoints)
+        train = self._asked.train
+        return Checkpoints(self.folder / "checkpoints", Keep(train.keep_checkpoints, train.keep_every, train.keep_best))
 
     @cached_property
     def guard(self) -> Guard:
@@ -299,10 +303,11 @@ class Trainer:
         """
         return generate(self, self.parameters, prompt, max_tokens, temperature, top_k, seed)
 
-    def save(self, wait: bool = True) -> None:
+    def save(self, wait: bool = True, measured: Mapping[str, float] | None = None) -> None:
         """Writes a checkpoint of this step.
 
         Args:
+            measured: numbers that tell how good it is, as `train.keep_best` wants them.
             wait: until it is written; otherwise that goes on in the background, and it counts once `checkpoints.wait()`
                 has returned.
 
@@ -318,7 +323,7 @@ class Trainer:
             "meshwright": version("meshwright"),
             "guard": self.guard.memory(),
         }
-        self.checkpoints.save(self.step, self.keeper.logical(), meta)
+        self.checkpoints.save(self.step, self.keeper.logical(), meta, measured)
         if wait:
             self.checkpoints.wait()
 

@@ -1,6 +1,7 @@
 """Checkpoints of a run: saved behind training, whole or not at all, verified, on whatever mesh they are loaded."""
 
 from trainer.checkpoint.checkpoints import Checkpoints
+from trainer.checkpoint.keep import Keep
 from trainer.checkpoint.later import Later, Read, made
 
-__all__ = ["Checkpoints", "Later", "Read", "made"]
+__all__ = ["Checkpoints", "Keep", "Later", "Read", "made"]

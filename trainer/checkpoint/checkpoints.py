@@ -22,8 +22,10 @@ from trainer.checkpoint.agree import of_first, token
 from trainer.checkpoint.compare import another_model, differences
 from trainer.checkpoint.damage import Damaged
 from trainer.checkpoint.draft import Draft, remove, remove_leftovers
+from trainer.checkpoint.foreign import refusal
 from trainer.checkpoint.header import HEADER, Header
 from trainer.checkpoint.index import from_plain
+from trainer.checkpoint.keep import Keep
 from trainer.checkpoint.later import Later
 from trainer.checkpoint.read import ArrayReader
 from trainer.checkpoint.sealed import read_sealed
@@ -34,14 +36,17 @@ _STEP = re.compile("0|[1-9][0-9]{0,9}")
 
 
 class Checkpoints:
-    """The checkpoints of one run, `folder`/STEP each; the newest `keep` stay. All processes make the same calls.
+    """The checkpoints of one run, `folder`/STEP each. All processes make the same calls.
 
     Making one touches no file; leftovers of a killed process are removed by the first save.
+
+    Args:
+        keep: which stay once another one is complete, or how many of the newest.
     """
 
-    def __init__(self, folder: str | Path, keep: int) -> None:
+    def __init__(self, folder: str | Path, keep: Keep | int) -> None:
         self.folder = Path(folder).absolute()
-        self.keep = keep
+        self.keep = Keep(keep) if isinstance(keep, int) else keep
         self._behind = ThreadPoolExecutor(1, "save")
         self._saving: tuple[int, Future[None]] | None = None
         self._failure: OSError | None = None  # of the last save
@@ -102,10 +107,21 @@ class Checkpoints:
         draft.complete(meta, metrics)
         self.seconds = time.monotonic() - began
         if jax.process_index() == 0:
-            for step in self._steps()[: -self.keep]:
-                if (self.folder / str(step) / HEADER).exists():  # never what is not ours
-                    with contextlib.suppress(OSError):  # it is tried again after the next save
-                        remove(self.folder / str(step))
+            for step in self.unwanted():
+                with contextlib.suppress(OSError):  # it is tried again after the next save
+                    remove(self.folder / str(step))
+
+    def reasons(self) -> dict[int, list[str]]:
+        """Why each checkpoint stays, of those that can tell their step; none, where it may go."""
+        measured: dict[int, Mapping[str, float]] = {}
+        for step in self._steps():
+            with contextlib.suppress(ConfigError, Damaged, OSError):
+                measured[step] = Header.read(self.folder / str(step)).metrics
+        return self.keep.reasons(measured)
+
+    def unwanted(self) -> list[int]:
+        """The steps of those that may go; never what is damaged, or not ours."""
+        return [step for step, why in self.reasons().items() if not why]
 
     def wait(self) -> None:
         """Until the last save is complete.
@@ -211,9 +227,14 @@ class Checkpoints:
         try:
             yield path
         except Damaged as error:
+            if not (path / HEADER).exists() and (foreign := refusal(path)):
+                raise ConfigError(f"{foreign}; move it away, or give another run.name or run.dir") from None
             older = [other for other in steps if other < step]
             way_out = f"go on from step {max(older)}" if older else "start anew"
-            raise ConfigError(f"{path} is damaged: {error}. Remove it to {way_out}") from None
+            raise ConfigError(
+                f"{path} is damaged: {error}. Remove it to {way_out}: meshwright checkpoints {self.folder.parent} "
+                f"--remove {step}"
+            ) from None
 
 
 def _free(folder: Path) -> str:

@@ -11,7 +11,6 @@ from typing import Any
 from trainer.checkpoint.damage import Damaged
 from trainer.checkpoint.sealed import read_sealed
 from trainer.errors import ConfigError
-from trainer.run_folder import version
 
 HEADER = "checkpoint.json"
 FORMAT = 2
@@ -26,16 +25,16 @@ class Header:
     num_processes: int
     """As many have written files of their own."""
     meta: Mapping[str, Any]
+    """What the run says of it; `meshwright` is the version that wrote it."""
     metrics: Mapping[str, float]
     """What was measured of this step; may be empty."""
-    meshwright: str | None
     format: int
 
     @classmethod
     def of(cls, step: int, num_processes: int, meta: Mapping[str, Any], metrics: Mapping[str, float]) -> Header:
         """One for a checkpoint that is complete now."""
         now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
-        return cls(step, now, num_processes, meta, metrics, version("meshwright"), FORMAT)
+        return cls(step, now, num_processes, meta, metrics, FORMAT)
 
     @classmethod
     def read(cls, path: Path) -> Header:
@@ -48,12 +47,13 @@ class Header:
         content = read_sealed(path / HEADER)
         try:
             if content["format"] > FORMAT:
+                writer = content["meta"].get("meshwright", "of another version")
                 raise ConfigError(
-                    f"{path} was written by a newer meshwright ({content.get('meshwright')}; format "
-                    f"{content['format']}, and this one reads up to {FORMAT}); install that version to go on from it"
+                    f"{path} was written by a newer meshwright ({writer}; format {content['format']}, and this one "
+                    f"reads up to {FORMAT}); install that version to go on from it"
                 )
             header = cls(**content)
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             raise Damaged(f"{HEADER} is not one ({error})") from None
         numbers, mappings = (header.step, header.num_processes), (header.meta, header.metrics)
         if not all(isinstance(x, int) for x in numbers) or not all(isinstance(x, dict) for x in mappings):

@@ -118,7 +118,7 @@ def test_files_that_are_short_or_gone_are_found(folder: Path) -> None:
 
 def test_a_newer_format_is_refused_and_not_called_damaged(folder: Path) -> None:
     path = folder / "20" / HEADER
-    header = read_sealed(path) | {"format": FORMAT + 1, "meshwright": "9.1", "unheard_of": 1}
+    header = read_sealed(path) | {"format": FORMAT + 1, "meta": {"meshwright": "9.1"}, "unheard_of": 1}
     path.unlink()
     write_sealed(path, header)
     refused(folder, rf"was written by a newer meshwright \(9.1; format {FORMAT + 1}, and this one reads up to")
