@@ -299,10 +299,12 @@ def _offloaded_optimizer(config: Config) -> Iterator[str]:
 
 
 def _offloaded_parameters(config: Config) -> Iterator[str]:
-    offload, needs = config.offload, "offload.parameters=host needs"
+    offload, needs = config.offload, f"offload.parameters={config.offload.parameters} needs"
     if offload.parameters == "none":
         return
-    if offload.optimizer == "none" or offload.optimizer_fraction < 1:
+    if offload.parameters == "nvme" and offload.optimizer != "nvme":
+        yield f"{needs} the optimizer there too; set offload.optimizer=nvme, or use offload.parameters=host"
+    elif offload.optimizer == "none" or offload.optimizer_fraction < 1:
         yield f"{needs} all of the optimizer on the host too; set offload.optimizer to host or nvme, with no fraction"
     if config.zero.stage != 3:
         yield f"{needs} zero.stage=3, which fetches a layer's weights where it uses them; it is {config.zero.stage}"

@@ -119,8 +119,7 @@ def generator(program: Program) -> Callable[..., tuple[jax.Array, jax.Array]]:
         return jax.lax.while_loop(more, append, start)[:2]
 
     scalar = PartitionSpec()
-    specs = (program.state_specs.parameters, *[scalar] * 4)
-    return jax.jit(program.manual(generate, specs, (scalar, scalar)))
+    return program.forward(generate, (scalar,) * 4, (scalar, scalar))
 
 
 def _through_stages(program: Program, leaves: Leaves) -> Through:

@@ -146,7 +146,8 @@ def _layouts(program: Program, state: Tree) -> Tree:
         {name: layout for name, layout in program.layouts.items() if name not in program.offloaded},
         transform_non_params=lambda _: SCALAR,
     )
-    fields: dict[str, Any] = {"parameters": program.layouts, "optimizer": moments}
+    parameters = {name: program.layouts[name] for name in state.parameters}
+    fields: dict[str, Any] = {"parameters": parameters, "optimizer": moments}
     scale = LossScale(*[SCALAR] * len(LossScale._fields))  # type: ignore[arg-type]
     return TrainState(SCALAR, SCALAR, scale, **fields)  # type: ignore[arg-type]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -28,7 +28,8 @@ from trainer.attention import chosen
 from trainer.config import Config
 from trainer.generate import generator
 from trainer.gpu_settings import GpuSettings, gpu_settings
-from trainer.offload.choice import offloaded, streamed
+from trainer.offload.choice import in_file, offloaded, streamed
+from trainer.offload.from_file import FromFile, checked
 from trainer.optimizer import make_optimizer
 from trainer.pipeline import make_pipeline, make_stages, vocab_axes
 from trainer.schedules import learning_rate
@@ -75,6 +76,12 @@ class Program:
         self.zero = Zero(config.zero.stage, jnp.dtype(config.precision.compute), jnp.dtype(config.precision.reduce))
         self.offloaded = offloaded(config)
         self.streamed = streamed(config)
+        self.in_file = in_file(config)
+        self.outside: FromFile | None = None
+        """Where the weights of the parameters are that the state does not have."""
+        if self.in_file:
+            layouts = {name: self.layouts[name] for name in self.in_file}
+            self.outside = FromFile(mesh, layouts, self.zero.compute, self.on_cpu)
         decays = {
             name: declaration.decays
             for name, declaration in self.model.declarations.items()
@@ -106,7 +113,7 @@ class Program:
     def state_specs(self) -> Tree:
         """One PartitionSpec for every array of the training state."""
         scalar = PartitionSpec()
-        parameters = {name: layout.spec for name, layout in self.layouts.items()}
+        parameters = {name: layout.spec for name, layout in self.layouts.items() if name not in self.in_file}
         here = {name: spec for name, spec in parameters.items() if name not in self.offloaded}
         moments = jax.tree.map(
             lambda leaf: here if isinstance(leaf, dict) else scalar,
@@ -138,7 +145,7 @@ class Program:
         local: Callable[..., Any] = self.train_step
         if self.offloaded:
             local = self.train_step.split
-            gradients = {name: self.layouts[name].spec for name in self.offloaded}
+            gradients = {name: self.layouts[name].spec for name in self.offloaded if name not in self.in_file}
             results += (_all(Due, PartitionSpec())._replace(gradients=gradients),)
         manual = self.manual(local, specs, results)
         return jax.jit(manual, donate_argnums=0, compiler_options=self.gpu_settings.options)
@@ -153,13 +160,22 @@ class Program:
     @cached_property
     def evaluate(self) -> Callable[[dict[str, jax.Array], Batch], tuple[jax.Array, jax.Array]]:
         """(parameters, batch) -> (Σ token loss, Σ counted tokens), jitted."""
-        specs = (self.state_specs.parameters, self.batch_specs)
-        return jax.jit(self.manual(self.train_step.evaluate, specs, (PartitionSpec(), PartitionSpec())))
+        sums = PartitionSpec(), PartitionSpec()
+        return self.forward(self.train_step.evaluate, (self.batch_specs,), sums)
 
     @cached_property
     def generate(self) -> Callable[..., tuple[jax.Array, jax.Array]]:
         """See `trainer.generate.generator`, jitted."""
         return generator(self)
+
+    def forward(self, local: Callable[..., Any], in_specs: tuple[Tree, ...], out_specs: Tree) -> Callable[..., Any]:
+        """`local`, of parameters and more, jitted over the mesh. Weights that it is not given come from outside."""
+
+        def run(parameters: dict[str, jax.Array], *others: Any) -> Any:
+            weights = {name: self.layouts[name].spec for name in parameters}
+            return self.manual(local, (weights, *in_specs), out_specs)(parameters, *others)
+
+        return jax.jit(run) if self.outside is None else checked(jax.jit(run), self.outside)
 
     @property
     def batch_specs(self) -> Tree:
@@ -188,6 +204,7 @@ class Program:
             pipeline=self.pipeline,
             offloaded=self.offloaded,
             streamed=self.streamed,
+            outside=self.outside,
             in_turn=self.on_cpu,
         )
 
@@ -195,7 +212,7 @@ class Program:
         """The state's shapes, dtypes and shardings."""
         shapes = jax.eval_shape(self.init)
         state = jax.tree.map(self._with_sharding, shapes, self.state_specs)
-        for name in self.streamed:
+        for name in self.streamed if self.outside is None else ():
             weight, sharding = state.parameters[name], self.on_host(self.layouts[name].spec)
             state.parameters[name] = jax.ShapeDtypeStruct(weight.shape, weight.dtype, sharding=sharding)
         return state
@@ -221,9 +238,25 @@ class Program:
         """`function` of one device's blocks, over the mesh."""
         return jax.shard_map(function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=True)
 
-    def initial_master(self, name: str) -> jax.Array:
-        """The initial value of one parameter, float32."""
-        return jax.jit(self.manual(lambda: self._initial_local(name), (), self.layouts[name].spec))()
+    def initial_master(self, name: str, layer: int | None = None) -> jax.Array:
+        """The initial value of one parameter, float32; of one of its layers, if given, and still stacked."""
+        if layer is None:
+            return jax.jit(self.manual(lambda: self._initial_local(name), (), self.layouts[name].spec))()
+        return self._initial_layer(name, layer)
+
+    @cached_property
+    def _initial_layer(self) -> Callable[[str, int], jax.Array]:
+        """(name, layer) -> its initial value, [1, ...]; jitted for all layers of one name."""
+
+        def local(name: str, layer: Any) -> jax.Array:
+            first, *others = self.layouts[name].dims
+            only = dataclasses.replace(first, order=(layer,))
+            return self._initial(name, dataclasses.replace(self.layouts[name], dims=(only, *others)))
+
+        def made(name: str, layer: Any) -> jax.Array:
+            return self.manual(partial(local, name), (PartitionSpec(),), self.layouts[name].spec)(layer)
+
+        return jax.jit(made, static_argnums=0)
 
     def first_loss_scale(self) -> loss_scale.LossScale:
         """Where loss scaling starts, on the devices; 1 for good unless compute is float16."""
@@ -236,7 +269,7 @@ class Program:
     def _init_local(self) -> TrainState:
         """Of a parameter that is offloaded: the copy that the devices compute with."""
         state = self._init_here()
-        for name in self.offloaded:
+        for name in [name for name in self.offloaded if name not in self.in_file]:
             weight = self._initial_local(name).astype(self.zero.compute)
             memory = jax.memory.Space.Host if name in self.streamed else jax.memory.Space.Device
             state.parameters[name] = jax.device_put(weight, memory)
@@ -252,7 +285,10 @@ class Program:
         return TrainState(jnp.int32(0), jnp.int32(0), self._first_loss_scale(), parameters, optimizer)
 
     def _initial_local(self, name: str) -> jax.Array:
-        return _initial(name, self.model.declarations[name].init, self.layouts[name], self.config.seed)
+        return self._initial(name, self.layouts[name])
+
+    def _initial(self, name: str, layout: Layout) -> jax.Array:
+        return _initial(name, self.model.declarations[name].init, layout, self.config.seed)
 
     def _abstract_optimizer(self) -> Any:
         shapes = {

@@ -20,6 +20,7 @@ from sharding import collectives, streamed
 from sharding.layout import Layout
 from sharding.mesh import AXES, BATCH_AXES
 from sharding.pipeline.executor import Parts, Pipeline
+from sharding.streamed import InFile, InHostMemory, Outside, Store
 from sharding.zero import Zero
 from trainer import loss_scale
 from trainer.optimizer import global_norm
@@ -83,7 +84,9 @@ class TrainStep:
     offloaded: tuple[str, ...] = ()
     """The parameters that are updated elsewhere, from what `split` gives."""
     streamed: tuple[str, ...] = ()
-    """Those of them that stay in host memory, as do their gradients."""
+    """Those of them that stay off the devices, as do their gradients: in host memory, if they are in the state."""
+    outside: Outside | None = None
+    """Where they are if they are not."""
     in_turn: bool = False
     """Micro-batches of streamed weights do not overlap: see `collectives.is_there`."""
 
@@ -108,7 +111,7 @@ class TrainStep:
                 gradients[name] = self.zero.after(gradient, self.layouts[name]) / state.loss_scale.scale
                 squares[name] = (gradients[name] * gradients[name]).sum()
         axes = {name: layout.sharded_axes for name, layout in self.layouts.items()}
-        norm = global_norm({name: squares[name] for name in gradients}, axes)
+        norm = global_norm({name: squares[name] for name in sorted(squares, key=self.streamed.__contains__)}, axes)
         finite = jnp.isfinite(norm) & jnp.isfinite(loss)
         rate = self.learning_rate(state.step)
         clip = jnp.minimum(1.0, (jnp.inf if self.clip is None else self.clip) / (norm + 1e-6))
@@ -142,16 +145,28 @@ class TrainStep:
 
     def open(self, parameters: Arrays) -> dict[str, Leaf]:
         """The weights as `fetch` takes them: (what is learned, what the layer needs besides)."""
-        return {
+        leaves = {
             name: (None, weight) if name in self.streamed else self.zero.before(weight, self.layouts[name])
             for name, weight in parameters.items()
         }
+        outside = {name: self.layouts[name].shard_shape[0] for name in self.streamed if name not in parameters}
+        return leaves | {name: (None, jnp.arange(layers)) for name, layers in outside.items()}
 
     def fetch(self, name: str, leaf: Leaf) -> jax.Array:
         """One weight as a layer uses it."""
         layout = self.layouts[name]
         layout = layout.layer if layout.stacked else layout
-        return streamed.fetch(*leaf, layout, self.zero) if name in self.streamed else self.zero.fetch(*leaf, layout)
+        if name not in self.streamed:
+            return self.zero.fetch(*leaf, layout)
+        so_far, weight = leaf
+        return streamed.fetch(so_far, weight, layout, self.zero, self._store(name, weight))
+
+    def _store(self, name: str, weight: jax.Array) -> Store:
+        """Where a streamed weight is, by what a layer is given of it."""
+        if weight.dtype != jnp.int32:
+            return InHostMemory()
+        assert self.outside is not None, f"{name} is neither in the state nor outside"
+        return InFile(name, self.outside)
 
     def _micro_batches(self, batch: Batch) -> Batch:
         """[B, ...] -> [accumulation, micro, ...]"""
@@ -205,10 +220,11 @@ class TrainStep:
     def _streamed_loss_and_gradients(
         self, masters: Arrays, batch: Batch, key: jax.Array
     ) -> tuple[jax.Array, Arrays, Arrays]:
-        """See `_loss_and_gradients`; those of streamed weights are global already. Also Σ gradient² of these, here."""
+        """See `_loss_and_gradients`; those of streamed weights are global already, and may be outside. Also Σ gradient²
+        of these, on this device."""
         opened = self.open(masters)
         here = {name: leaf for name, (leaf, _) in opened.items() if name not in self.streamed}
-        start = {name: streamed.first(masters[name], self.layouts[name]) for name in self.streamed}
+        start = {name: streamed.first(self.layouts[name], self._store(name, opened[name][1])) for name in self.streamed}
         micro_loss = self._micro_loss(opened, key)
 
         def add(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -231,8 +247,8 @@ class TrainStep:
                 others = others._replace(tokens=jnp.where(_are_there(done), others.tokens, 0))
             total, _ = jax.lax.scan(accumulate, total, others)
         loss, gradients, sums = total
-        gradients |= {name: so_far.total for name, so_far in sums.items()}
-        return loss, gradients, {name: so_far.square.sum() for name, so_far in sums.items()}
+        gradients |= {name: so_far.total for name, so_far in sums.items() if so_far.total is not None}
+        return loss, gradients, {name: streamed.squares(so_far, self.layouts[name]) for name, so_far in sums.items()}
 
     def _update(self, state: TrainState, gradients: Arrays, clip: jax.Array, rate: jax.Array) -> tuple[Arrays, Any]:
         """The new values of the parameters that have a gradient here, and the optimizer's state."""

@@ -6,8 +6,10 @@ A bucket is a part of one parameter, the same on each device: so that all of the
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+
+from trainer.offload.buffers import round_up
 
 
 @dataclass(frozen=True)
@@ -34,15 +36,22 @@ class Bucket:
         return self.rows * self.columns
 
 
-def cut(shards: Mapping[str, Sequence[int]], most: int) -> Iterator[Bucket]:
+UNIT = 2048
+"""Elements that are whole pages in any dtype that is computed with, and in float32."""
+
+
+def cut(shards: Mapping[str, Sequence[int]], most: int, by_row: Collection[str] = ()) -> Iterator[Bucket]:
     """All elements of the parameters, by name the shape of a device's shard, in buckets of at most `most` elements.
 
-    Those of one parameter come one after another, from its first element to its last.
+    Those of one parameter come one after another, from its first element to its last. Those of `by_row` are in one row
+    and begin at a multiple of `UNIT` in it; they may have up to as many elements more.
     """
     for name, shape in shards.items():
         height, width = shape[0], math.prod(shape[1:])
-        if width > most:
+        if width > most or name in by_row:
             columns = _even(width, most)
+            if name in by_row:
+                columns = round_up(columns, UNIT)
             for row in range(height):
                 for column in range(0, width, columns):
                     yield Bucket(name, row, 1, column, min(columns, width - column), width)

@@ -21,10 +21,15 @@ def offloaded(config: Config) -> tuple[str, ...]:
 
 
 def streamed(config: Config) -> tuple[str, ...]:
-    """Those whose weights stay in host memory: the layers'. Embedding and head do not grow with the depth."""
+    """Those whose weights stay off the devices: the layers'. Embedding and head do not grow with the depth."""
     if config.offload.parameters == "none":
         return ()
     return tuple(name for name in num_elements(config.model) if name.startswith(STACK))
+
+
+def in_file(config: Config) -> tuple[str, ...]:
+    """Those of them whose weights are not in host memory either."""
+    return streamed(config) if config.offload.parameters == "nvme" else ()
 
 
 def num_elements(model: ModelConfig) -> dict[str, int]:

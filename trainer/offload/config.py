@@ -17,12 +17,13 @@ class OffloadConfig:
     memory or in a file under `path`."""
     optimizer_fraction: float = Field(default=1.0, gt=0, le=1)
     """How much of them, in whole parameters; the rest stays on the devices."""
-    parameters: Literal["none", "host"] = "none"
-    """`host`: under ZeRO 3, the layers' weights and gradients stay in host memory but for the layers at work."""
+    parameters: Literal["none", "host", "nvme"] = "none"
+    """Under ZeRO 3, the layers' weights and gradients stay in host memory, or in files under `path`, but for the layers
+    at work."""
     path: str | None = Field(default=None, min_length=1)
     """A folder on a disk of this host, for what is kept on NVMe."""
     bucket: int = Field(default=4 * 2**20, ge=1)
-    """Elements of a device's shard that travel and are updated at a time."""
+    """Elements of a device's shard that travel and are updated at a time; of layers on NVMe, whole pages of them."""
     buffers: int = Field(default=4, ge=3)
     """Buckets that host memory holds of what is on NVMe: being read, updated and written."""
     direct_io: bool = True

@@ -6,13 +6,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import psutil
 
 from trainer.errors import ConfigError
 from trainer.keeper import Keeper, OnDevices
+from trainer.offload.exchange import Exchange
 from trainer.offload.lanes import NO_LANES, Lanes
+from trainer.offload.layers import Layers, layer_bytes, layer_shards
 from trainer.offload.nvme import Nvme
-from trainer.offload.offloaded import Offloaded
+from trainer.offload.offloaded import AHEAD, Offloaded
 from trainer.offload.tiers import Memory, Tier
 from trainer.program import Program
 from trainer.units import binary
@@ -29,6 +32,7 @@ def make_keeper(program: Program, say: Callable[[str], None], lanes: Lanes = NO_
     if not program.offloaded:
         return OnDevices(program)
     config = program.config.offload
+    file = Path(config.path or "", f"meshwright-{program.config.run.name}-{jax.process_index()}").absolute()
 
     def make_tier(sizes: Sequence[int]) -> Tier:
         if config.optimizer == "host":
@@ -36,16 +40,36 @@ def make_keeper(program: Program, say: Callable[[str], None], lanes: Lanes = NO_
             say(f"offload: {binary(sum(sizes))} of optimizer state in host memory")
             return Memory(sizes)
         _require_memory(config.buffers * max(sizes), "use a smaller offload.bucket, or fewer offload.buffers")
-        name = f"meshwright-{program.config.run.name}-{jax.process_index()}.offload"
-        file = Path(config.path or "", name).absolute()
-        tier = Nvme(file, sizes, buffers=config.buffers, direct=config.direct_io, lanes=lanes)
+        whole = file.with_name(f"{file.name}.offload")
+        tier = Nvme(whole, sizes, buffers=config.buffers, direct=config.direct_io, lanes=lanes)
         say(
             f"offload: {binary(sum(sizes))} of optimizer state in {config.path}, through {config.buffers} buffers of "
             f"{binary(max(sizes))} in host memory"
         )
         return tier
 
-    return Offloaded(program, make_tier, lanes)
+    def make_layers(exchange: Exchange, most: int) -> Layers:
+        adds, dtype = program.accumulation > 1, jnp.dtype(program.zero.compute)
+        sizes = layer_bytes(layer_shards(exchange, program.in_file), program.config.model.layers, dtype.itemsize, adds)
+        _require_memory(sizes.buffers, "train with more processes, or a smaller model.hidden")
+        layers = Layers(
+            exchange,
+            program.in_file,
+            dtype,
+            file,
+            adds=adds,
+            most=most,
+            waiting=AHEAD + 1,
+            direct=config.direct_io,
+            lanes=lanes,
+        )
+        say(
+            f"offload: {binary(sizes.weights)} of layers' weights and {binary(sizes.gradients)} of their gradients in "
+            f"{config.path}, through buffers of {binary(sizes.buffers)} in host memory"
+        )
+        return layers
+
+    return Offloaded(program, make_tier, lanes, make_layers if program.in_file else None)
 
 
 def available_memory() -> int:

@@ -26,7 +26,8 @@ from trainer.logical import Arrays
 from trainer.offload.buckets import Bucket, cut
 from trainer.offload.exchange import Exchange
 from trainer.offload.lanes import NO_LANES, Lanes
-from trainer.offload.outbox import Outbox, Parts, ToDevices, ToHostMemory
+from trainer.offload.layers import Layers
+from trainer.offload.outbox import Outbox, Parts, ToDevices, ToFile, ToHostMemory
 from trainer.offload.records import Records
 from trainer.offload.tiers import Tier
 from trainer.offload.update import HostUpdate
@@ -42,15 +43,22 @@ class Offloaded:
 
     Args:
         make_tier: the sizes of records in bytes -> where they are kept.
+        make_layers: who keeps layers whose weights and gradients are in files, where the program has some.
         lanes: where it is noted what takes when: `compute`, `down`, `update` and `up`.
 
     Raises:
-        ConfigError: what the update needs is not installed, or the tier cannot be had.
+        ConfigError: what the update needs is not installed, or the tier or those files cannot be had.
     """
 
     state: TrainState
 
-    def __init__(self, program: Program, make_tier: Callable[[Sequence[int]], Tier], lanes: Lanes = NO_LANES) -> None:
+    def __init__(
+        self,
+        program: Program,
+        make_tier: Callable[[Sequence[int]], Tier],
+        lanes: Lanes = NO_LANES,
+        make_layers: Callable[[Exchange, int], Layers] | None = None,
+    ) -> None:
         config = program.config
         self.program = program
         self.lanes = lanes
@@ -58,42 +66,61 @@ class Offloaded:
         self.kinds = ("parameters", *(f"optimizer.{moment}" for moment in self.update.moments))
         layouts = {name: layout for name, layout in program.layouts.items() if name in program.offloaded}
         self.exchange = Exchange(program.mesh, layouts, sees_all=program.on_cpu)
-        buckets = list(cut({name: layout.shard_shape for name, layout in layouts.items()}, config.offload.bucket))
+        shards = {name: layout.shard_shape for name, layout in layouts.items()}
+        buckets = list(cut(shards, config.offload.bucket, by_row=program.in_file))
         num_groups = {name: len(groups) for name, groups in self.exchange.groups.items()}
         self.records = Records(buckets, num_groups, len(self.kinds), make_tier)
         weakref.finalize(self, self.records.tier.close)  # as the process ends, at the latest
         dtype, most = jnp.dtype(config.precision.compute), max(bucket.size for bucket in buckets)
         self.to_devices = ToDevices(self.exchange, dtype, most, waiting=AHEAD + 1)
         self.to_host = ToHostMemory(self.exchange, dtype)
+        self.layers: Layers | None = None
+        if program.outside is not None:
+            assert make_layers is not None, "somebody keeps the layers that are not in the state"
+            most = max(bucket.size for bucket in buckets if bucket.name in program.in_file)
+            self.layers = make_layers(self.exchange, most)
+            weakref.finalize(self, self.layers.close)
+            program.outside.serve(self.layers)
+            self.to_file = ToFile(self.layers, most, waiting=AHEAD + 1)
         self._is_torn = False
         """A step has begun and not ended, so that some weights may be new and others old."""
 
     def initialise(self) -> None:
         weights = {}
 
-        def rows_of(name: str) -> list[list[np.ndarray]]:
-            master = self.program.initial_master(name)
-            weights[name] = self._weight(name, master)
+        def rows_of(name: str, layer: int | None) -> list[list[np.ndarray]]:
+            master = self.program.initial_master(name, layer)
             shards = self.exchange.shards(name, master)
+            if layer is None:
+                weights[name] = self._weight(name, master)
+            elif self.layers is not None:
+                self.layers.set(name, layer, shards)
             return [shards, *([np.zeros_like(shard) for shard in shards] for _ in self.update.moments)]
 
-        self.records.fill(rows_of)
-        state = self.program.init_here()
-        self.state = state._replace(parameters=state.parameters | weights)
+        self.records.fill(rows_of, by_layer=self.program.in_file)
+        self._start(self.program.init_here(), weights)
 
     def restore(self, read: Read) -> None:
         weights = {}
 
-        def rows_of(name: str) -> list[list[np.ndarray]]:
+        def rows_of(name: str, _: int | None) -> list[list[np.ndarray]]:
             arrays = read([f"{kind}.{name}" for kind in self.kinds])
-            master = _moved(arrays[f"parameters.{name}"], DEVICE)
-            weights[name] = self._weight(name, logical.as_stored(self.program, name, master))
-            return [self._shards(name, arrays[f"{kind}.{name}"]) for kind in self.kinds]
+            rows = [self._shards(name, arrays[f"{kind}.{name}"]) for kind in self.kinds]
+            if self.layers is not None and name in self.program.in_file:
+                self.layers.set_all(name, rows[0])
+            else:
+                master = _moved(arrays[f"parameters.{name}"], DEVICE)
+                weights[name] = self._weight(name, logical.as_stored(self.program, name, master))
+            return rows
 
         self.records.fill(rows_of)
         here = [name for name in logical.names(self.program) if name not in self._names]
-        state = logical.from_logical(self.program, read(here))
+        self._start(logical.from_logical(self.program, read(here)), weights)
+
+    def _start(self, state: TrainState, weights: Arrays) -> None:
         self.state = state._replace(parameters=state.parameters | weights)
+        if self.layers is not None:
+            self.layers.begin()
 
     def abstract(self) -> dict[str, jax.ShapeDtypeStruct]:
         """See `Keeper`. What the host keeps is asked for in its memory."""
@@ -115,7 +142,7 @@ class Offloaded:
         try:
             metrics = self._train(batch)
         except BaseException:
-            self.records.tier.close()  # for a trainer that goes on in its place
+            self._close()  # for a trainer that goes on in its place
             raise
         self._is_torn = False
         return metrics
@@ -124,10 +151,19 @@ class Offloaded:
         with self.lanes.span("compute", "step"):
             self.state, metrics, due = self.program.step(self.state, batch)
             finite = bool(due.finite)  # waits for the devices
+        if self.program.outside is not None:
+            self.program.outside.settle()
         if finite:
             weights = self._update(due, np.float32(metrics.learning_rate))
             self.state = self.state._replace(parameters=self.state.parameters | weights)
+            if self.layers is not None:
+                self.layers.begin()
         return metrics
+
+    def _close(self) -> None:
+        self.records.tier.close()
+        if self.layers is not None:
+            self.layers.close()
 
     def logical(self) -> dict[str, jax.Array | Later]:
         """See `Keeper`. What the host keeps is copied within its memory, an array at a time.
@@ -158,13 +194,15 @@ class Offloaded:
 
     def _update(self, due: Due, rate: np.float32) -> Arrays:
         """The new weights on the devices; uses up the gradients and the old weights."""
-        weights = {name: self.state.parameters[name] for name in self.program.offloaded}
-        buckets = self.records.buckets
+        weights = {name: x for name, x in self.state.parameters.items() if name in self.program.offloaded}
+        buckets, layers = self.records.buckets, self.layers
         clip = None if self.program.config.optimizer.clip is None else np.float32(due.clip)
         count = int(due.updates)
 
         def down(bucket: Bucket) -> list[np.ndarray]:
             with self.lanes.span("down", bucket.name):
+                if layers is not None and bucket.name in self.program.in_file:
+                    return layers.gradient(bucket)
                 return self.exchange.down(due.gradients[bucket.name], bucket)
 
         def up(outbox: Outbox, bucket: Bucket, new: Parts) -> None:
@@ -176,7 +214,7 @@ class Offloaded:
             arriving = _ahead(downs, down, buckets)
             with closing(self.records.visit()) as visit:
                 for bucket, group, (master, *moments) in visit:
-                    outbox = self.to_host if bucket.name in self.program.streamed else self.to_devices
+                    outbox = self._outbox(bucket.name)
                     if group == 0:
                         gradients, new = next(arriving), outbox.open(bucket)
                     with self.lanes.span("update", bucket.name):
@@ -195,6 +233,12 @@ class Offloaded:
             for one in sent:
                 one.result()
         return weights
+
+    def _outbox(self, name: str) -> Outbox:
+        """Where a parameter's new weights go."""
+        if name in self.program.in_file:
+            return self.to_file
+        return self.to_host if name in self.program.streamed else self.to_devices
 
     def _shards(self, name: str, array: jax.Array) -> list[np.ndarray]:
         """Of a logical array in host memory."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from trainer.offload.buckets import Bucket
 from trainer.offload.exchange import Exchange
+from trainer.offload.layers import Layers
 
 Weights = dict[str, jax.Array]
 Parts = list[np.ndarray]
@@ -67,6 +68,29 @@ class ToHostMemory:
         if bucket.start + bucket.size == whole[0].size:
             weights.pop(bucket.name).delete()
             weights[bucket.name] = self.exchange.on_host(bucket.name, whole)
+
+
+class ToFile:
+    """A bucket of a layer at a time, through pages of memory for `waiting` buckets of at most `most` elements."""
+
+    def __init__(self, layers: Layers, most: int, waiting: int) -> None:
+        self.layers = layers
+        self._free: queue.Queue[list[np.ndarray]] = queue.Queue()
+        self._open: queue.Queue[list[np.ndarray]] = queue.Queue()  # in the order in which they will be sent
+        for _ in range(waiting):
+            self._free.put(layers.rows(most, layers.dtype))
+
+    def open(self, bucket: Bucket) -> Parts:
+        rows = self._free.get()
+        self._open.put(rows)
+        return [row.view(self.layers.dtype)[: bucket.size] for row in rows[: self.layers.num_groups(bucket.name)]]
+
+    def send(self, weights: Weights, bucket: Bucket, parts: Parts) -> None:
+        rows = self._open.get()
+        try:
+            self.layers.write(bucket, rows[: len(parts)])
+        finally:
+            self._free.put(rows)
 
 
 def _owner(view: np.ndarray) -> np.ndarray:

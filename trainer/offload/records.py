@@ -5,7 +5,7 @@ A record is a matrix of float32: the master weights in its first row, each momen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import closing
 
 import numpy as np
@@ -52,15 +52,20 @@ class Records:
                 bucket, group = self._places[number]
                 yield bucket, group, record.view(np.float32).reshape(self.num_rows, bucket.size)
 
-    def fill(self, rows_of: Callable[[str], Sequence[Shards]]) -> None:
-        """Sets everything: `rows_of` a parameter is asked for once, when its turn comes."""
-        name, rows = "", []
+    def fill(self, rows_of: Callable[[str, int | None], Sequence[Shards]], by_layer: Collection[str] = ()) -> None:
+        """Sets everything: `rows_of` a parameter is asked for once, when its turn comes; of those in `by_layer`, once
+        for each layer."""
+        asked: tuple[str, int | None] = "", None
+        rows: list[Shards] = []
         with closing(self.visit(read=False)) as visit:
             for bucket, group, record in visit:
-                if bucket.name != name:
-                    name, rows = bucket.name, list(rows_of(bucket.name))
+                layer = bucket.row if bucket.name in by_layer else None
+                if asked != (bucket.name, layer):
+                    asked = bucket.name, layer
+                    rows = list(rows_of(*asked))
+                start = bucket.start if layer is None else bucket.column
                 for row, shards in zip(record, rows, strict=True):
-                    row[:] = shards[group][bucket.start :][: bucket.size]
+                    row[:] = shards[group][start:][: bucket.size]
 
     def shards(self, name: str, row: int) -> Shards:
         """A copy of one row of one parameter."""

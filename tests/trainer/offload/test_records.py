@@ -25,14 +25,13 @@ def make_tier(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Seque
     return Memory if request.param == "host" else partial(Nvme, tmp_path / "records", buffers=3, direct=False)
 
 
-def rows_of(name: str) -> list[Shards]:
+def rows_of(name: str, layer: int | None = None) -> list[Shards]:
     """Of each row and each group, other numbers."""
-    size = int(np.prod(SHARDS[name]))
     first = 1000 * list(SHARDS).index(name)
-    return [
-        [np.arange(size, dtype=np.float32) + first + 100 * row + 300 * group for group in range(NUM_GROUPS[name])]
-        for row in range(ROWS)
-    ]
+    shard = np.arange(np.prod(SHARDS[name]), dtype=np.float32) + first
+    if layer is not None:
+        shard = shard.reshape(SHARDS[name][0], -1)[layer]
+    return [[shard + 100 * row + 300 * group for group in range(NUM_GROUPS[name])] for row in range(ROWS)]
 
 
 def read(records: Records) -> dict[str, list[Shards]]:
@@ -45,13 +44,13 @@ def test_what_is_filled_in_is_read(most: int, make_tier: Callable[[Sequence[int]
     with closing(records.tier):
         asked = []
 
-        def rows(name: str) -> list[Shards]:
-            asked.append(name)
-            return rows_of(name)
+        def rows(name: str, layer: int | None) -> list[Shards]:
+            asked.append((name, layer))
+            return rows_of(name, layer)
 
         records.fill(rows)
         found = read(records)
-    assert asked == list(found) == list(SHARDS), "one parameter at a time is in memory"
+    assert asked == [(name, None) for name in found] == [(name, None) for name in SHARDS], "one at a time is in memory"
     for name in SHARDS:
         np.testing.assert_array_equal(found[name], rows_of(name), err_msg=name)
 
