@@ -18,6 +18,7 @@ OURS = (COORDINATOR, PROCESSES, PROCESS)
 """What `meshwright train --processes` and `meshwright launch` set, and anybody may."""
 OUR_WAY = f"or set {COORDINATOR}=HOST:PORT, {PROCESSES}=N and {PROCESS}=0..N-1, which go before all else"
 
+_MOST_DIGITS = 18  # more than any launcher counts to
 PORT = 29400
 """Of the coordinator, where a launcher names its host alone."""
 
@@ -39,7 +40,7 @@ class Place:
 
     def __post_init__(self) -> None:
         host, _, port = self.coordinator.rpartition(":")
-        if not host or not port.isdigit() or not 0 < int(port) < 2**16:
+        if not host or not _is_number(port) or not 0 < int(port) < 2**16:
             raise ConfigError(f"{self.told_by}: the coordinator is {self.coordinator!r}, and must be HOST:PORT")
         if not 0 <= self.process < self.processes:
             raise ConfigError(
@@ -58,9 +59,13 @@ def number(environment: Environment, name: str) -> int:
     Raises:
         ConfigError: it holds something else.
     """
-    if not environment[name].isascii() or not environment[name].isdigit():
-        raise ConfigError(f"{name}={environment[name]!r} is not a number")
+    if not _is_number(environment[name]):
+        raise ConfigError(f"{name}={environment[name][:40]!r} is not a number")
     return int(environment[name])
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
 
 
 def require(environment: Environment, names: tuple[str, ...], told_by: str) -> None:

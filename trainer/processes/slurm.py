@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterator
 
@@ -12,6 +13,8 @@ from trainer.processes.place import OUR_WAY, Environment, Place, number, require
 # Of steps that are not srun's: the batch script itself, an interactive shell, and what ssh brings into the job.
 _NOT_SRUN = {str(2**32 - offset) for offset in (4, 5, 6)}
 _PORTS = range(61440, 65536)
+_MOST = 1_000_000
+"""Hosts that a list may name, and tasks that counts may: it takes a slip to write more."""
 
 
 def slurm(environment: Environment) -> Place | None:
@@ -60,15 +63,19 @@ def expand_hosts(text: str) -> list[str]:
 def _expand(name: str) -> Iterator[str]:
     parts = re.split(r"\[([\d,-]+)\]", name)  # every second one was in brackets
     choices = [list(_numbers(part)) if odd % 2 else [part] for odd, part in enumerate(parts)]
+    if math.prod(map(len, choices)) > _MOST:
+        raise ConfigError(f"{name:.40} names more hosts than {_MOST:,}; {OUR_WAY}")
     return ("".join(choice) for choice in itertools.product(*choices))
 
 
 def _numbers(ranges: str) -> Iterator[str]:
     """`01-03,7` is 01, 02, 03, 7: as wide as the first is written."""
     for item in ranges.split(","):
-        if not (found := re.fullmatch(r"(\d+)(?:-(\d+))?", item)):
-            raise ConfigError(f"{item!r} in a list of hosts is neither a number nor a range; {OUR_WAY}")
+        if not (found := re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", item)):
+            raise ConfigError(f"{item[:40]!r} in a list of hosts is neither a number nor a range; {OUR_WAY}")
         low, high = found.group(1), found.group(2) or found.group(1)
+        if int(high) - int(low) >= _MOST:
+            raise ConfigError(f"{item} names more hosts than {_MOST:,}; {OUR_WAY}")
         yield from (f"{value:0{len(low)}d}" for value in range(int(low), int(high) + 1))
 
 
@@ -79,8 +86,9 @@ def _tasks_here(environment: Environment) -> int | None:
         return None
     by_node: list[int] = []
     for item in counts.split(","):
-        if not (found := re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", item)):
-            raise ConfigError(f"SLURM's tasks per node are {counts!r}, which is no list of counts; {OUR_WAY}")
+        found = re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,6})\))?", item)
+        if not found or len(by_node) > _MOST:
+            raise ConfigError(f"SLURM's tasks per node are {counts[:40]!r}, which is no list of counts; {OUR_WAY}")
         by_node += [int(found.group(1))] * int(found.group(2) or 1)
     node = number(environment, "SLURM_NODEID")
     return by_node[node] if node < len(by_node) else None
