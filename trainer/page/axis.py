@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-MOST_TICKS = 6
 WIDE = 30
 """The largest over the smallest, both positive, from which on a scale is logarithmic."""
 
@@ -44,22 +43,22 @@ class Axis:
         low, high = math.log(self.low), math.log(self.high)
         return (np.log(np.maximum(numbers, self.low)) - low) / (high - low)
 
-    def ticks(self) -> list[float]:
-        """A few round numbers between the ends."""
+    def ticks(self, most: int = 6) -> list[float]:
+        """A few round numbers between the ends, `most` at most."""
         if not self.logarithmic:
-            return _round_numbers(self.low, self.high)
+            return _round_numbers(self.low, self.high, most)
         first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
         for digits in ((1, 2, 5), (1, 3), (1,)):
             found = [digit * 10.0**power for power in range(first, last + 1) for digit in digits]
             found = [tick for tick in found if self.low <= tick <= self.high]
-            if len(found) <= MOST_TICKS:
+            if len(found) <= most:
                 return found
-        return found[:: -(-len(found) // MOST_TICKS)]
+        return found[:: -(-len(found) // most)]
 
 
-def _round_numbers(low: float, high: float) -> list[float]:
+def _round_numbers(low: float, high: float, most: int) -> list[float]:
     """Multiples of 1, 2 or 5 times a power of ten."""
-    rough = (high - low) / (MOST_TICKS - 1)
+    rough = (high - low) / (most - 1)
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(digit * power for digit in (1, 2, 5, 10) if digit * power >= rough * (1 - 1e-9))
     return [k * step for k in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]

@@ -18,8 +18,9 @@ from trainer.picture import Area, Label, Line, Picture, Rect, Shape
 LEFT, RIGHT, TOP, BOTTOM = 50, 64, 40, 40  # pixels around what is drawn
 PER_POINT = 2
 """Pixels along x that a point takes, before points are thinned out."""
-LETTER, LINE_HEIGHT = 6.4, 15
+LETTER, LINE_HEIGHT, TICK = 6.4, 15, 90
 STROKE, DOT, MARK = 1.6, 5, 7
+MOST_DOTS = 100
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +32,7 @@ class Curve:
     x: np.ndarray
     y: np.ndarray
     dots: bool = False
-    """Not joined by a line."""
+    """Not joined by a line, as long as they are few."""
     mute: bool = False
     """The last number is not written beside the end."""
 
@@ -149,8 +150,7 @@ def _grid(frame: Frame, x_name: str, write: Callable[[float], str]) -> Iterator[
         y = float(frame.down(np.array(tick)))
         yield Rect("edge", LEFT, y - 0.5, frame.right - LEFT, 1)
         yield Label("faint", LEFT - 8, y + 4, write(tick), right=True)
-    ticks = frame.x.ticks()
-    for tick in ticks[:: 1 if frame.width > 600 else 2]:
+    for tick in frame.x.ticks((frame.right - LEFT) // TICK):
         x = float(frame.across(np.array(tick)))
         yield Rect("edge", x - 0.5, frame.bottom, 1, 4)
         yield Label("faint", x, frame.bottom + 18, f"{tick:,.10g}", centred=True)
@@ -172,10 +172,11 @@ def _curve(frame: Frame, curve: Curve, points: Thin) -> Iterator[Shape]:
         if not np.array_equal(top[part], under[part]):
             band = [*_pairs(x[part], top[part]), *_pairs(x[part][::-1], under[part][::-1])]
             yield Area(curve.colour, band)
-        if curve.dots or part.stop - part.start == 1:
+        dots = curve.dots and len(points.x) <= MOST_DOTS
+        if dots or part.stop - part.start == 1:
             for left, y in _pairs(x[part], mean[part]):
                 yield Rect(curve.colour, left - DOT / 2, y - DOT / 2, DOT, DOT)
-        if not curve.dots:
+        if not dots:
             yield Line(curve.colour, _pairs(x[part], mean[part]), STROKE)
 
 

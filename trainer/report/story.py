@@ -91,7 +91,8 @@ def facts(run: Run, spent: Goodput | None) -> Iterator[Fact]:
     if spent is not None:
         yield Fact("goodput", numbers.percent(spent.share), f"of {numbers.duration(spent.wall)} trained new steps")
     yield Fact("skipped steps", f"{training.last('skipped_steps') or 0:,.0f}", "a loss or gradient was not finite")
-    yield Fact("starts", f"{max(len(run.starts), len(run.environments)):,}", _saved(run))
+    if num_starts := max(len(run.starts), len(run.environments)):
+        yield Fact("starts", f"{num_starts:,}", _saved(run))
 
 
 def starts(run: Run) -> list[Start]:
@@ -118,14 +119,13 @@ def data(run: Run) -> list[tuple[str, str]]:
     newest: Mapping[str, Any] = run.environments[-1] if run.environments else {}
     corpus = newest.get("data")
     corpus = corpus if isinstance(corpus, Mapping) else {}
-    path = run.get("data.path", "-")
-    rows = [("path", ", ".join(map(str, path)) if isinstance(path, list) else str(path))]
+    path, tokenizer, holdout = (run.get(f"data.{key}") for key in ("path", "tokenizer", "holdout"))
+    rows = [("path", ", ".join(map(str, path)) if isinstance(path, list) else path)]
     rows += [(name, numbers.count(corpus[key])) for name, key in _CORPUS.items() if _is_number(corpus.get(key))]
-    rows.append(("tokenizer", str(run.get("data.tokenizer", "trained on the text, or the pair's own"))))
-    rows.append(("held out", f"{100 * run.get('data.holdout', 0):g} % of the documents"))
-    rows.append(("sequence", f"{run.get('batch.sequence', '-')} tokens, {run.get('batch.global', '-')} of them a step"))
-    rows.append(("hash", str(newest.get("data_hash") or "-")))
-    return [(name, hide(text)) for name, text in rows]
+    rows += [("tokenizer", tokenizer), ("held out", f"{holdout:.3g} of the documents" if _is_number(holdout) else None)]
+    rows += [("tokens in a sequence", run.get("batch.sequence")), ("sequences in a step", run.get("batch.global"))]
+    rows.append(("hash", newest.get("data_hash")))
+    return [(name, hide(str(told))) for name, told in rows if told is not None]
 
 
 _CORPUS = {"documents": "documents", "documents held out": "held_out", "tokens": "tokens", "vocabulary": "vocab"}

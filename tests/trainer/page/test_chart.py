@@ -90,6 +90,13 @@ def test_marks_that_would_cover_each_other_are_one_and_all_are_counted() -> None
     assert "restart (4)" in words(picture)
 
 
+@pytest.mark.parametrize(("count", "joined"), [(50, False), (5000, True)])
+def test_few_dots_are_dots_and_many_are_a_line(count: int, joined: bool) -> None:
+    picture = chart("a", [Curve("a", BLUE, np.arange(count), np.arange(count), dots=True)])
+    assert any(isinstance(shape, Line) for shape in picture.shapes) == joined
+    assert any(isinstance(shape, Rect) and shape.colour == BLUE for shape in picture.shapes) != joined
+
+
 def test_names_are_no_markup() -> None:
     svg = chart("<b>&", [Curve("<script>", BLUE, np.arange(3), np.ones(3)), Curve("b", RED, np.arange(3), np.ones(3))])
     assert "<script>" not in svg.svg()
