@@ -1,11 +1,12 @@
 """How fast batches are made from a .bin/.idx pair, what they cost a train step, and how soon a run goes on.
 
-    python -m benchmarks.data_speed [--tokens 100e6] [--rounds 12]
+    python -m benchmarks.data_speed [--tokens 100e6] [--rounds 60]
 
 The pair is made here: documents of 600 tokens in the mean, uint16. A batch is timed as the trainer makes it, shuffled,
 packed, with its segments, positions and weights, and as it is put on one CPU device. Steps with new batches, made ahead
-by the trainer's thread, and steps with one batch again and again take turns; the ratio is that of their seconds, the
-median over the rounds. Going on is all that data takes until the first batch is there, a million samples on.
+by the trainer's thread, and steps with one batch again and again take turns, each first in every other round; the ratio
+is that of their seconds, the median over the rounds. Going on is all that data takes until the first batch is there, a
+million samples on.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ from trainer.step import TrainState
 
 SHAPES = ((256, 256), (2048, 64), (8192, 16))
 """Sequences of so many tokens, so many of them a batch."""
+SMALL = Sizes(layers=2, hidden=128, ffn=512, vocab=2048)
+"""Of which a step is short, so that what data costs would be seen."""
 SAMPLES = 1_000_000
 BATCHES, STEPS, PREFETCH = 20, 4, 2
 GOAL_TOKENS, GOAL_STEP, GOAL_SECONDS = 50e6, 1.01, 2.0
@@ -84,7 +87,8 @@ def steps(prefix: Path, program: Program, rounds: int) -> tuple[Times, Times]:
     once = put(program, batches, 0)
     with contextlib.closing(prefetch(partial(put, program, batches), 0, (rounds + 1) * STEPS, PREFETCH)) as ahead:
         for turn in range(rounds + 1):  # the first, which compiles, is not counted
-            for times, source in ((new, ahead), (same, iter([once] * STEPS))):
+            turns = ((new, ahead), (same, iter([once] * STEPS)))
+            for times, source in turns if turn % 2 else turns[::-1]:
                 with (Times() if turn == 0 else times).measured(STEPS):
                     state = _train(program, state, source)
     return new, same
@@ -116,7 +120,7 @@ def _wall_seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def main(num_tokens: int = 100_000_000, rounds: int = 12, sizes: Sizes = Sizes()) -> None:
+def main(num_tokens: int = 100_000_000, rounds: int = 60, sizes: Sizes = SMALL) -> None:
     config = sizes.config()
     program = Program(config, make_mesh(config.mesh, jax.devices()[:1]))
     with tempfile.TemporaryDirectory() as folder:
@@ -154,7 +158,7 @@ def main(num_tokens: int = 100_000_000, rounds: int = 12, sizes: Sizes = Sizes()
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=float, default=100e6)
-    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=60)
     jax.config.update("jax_platforms", "cpu")
     asked = parser.parse_args()
     main(int(asked.tokens), asked.rounds)
