@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 BEAT = 1.0
 """Between two signs of life of a process."""
-LOST_AFTER = 20.0
-"""Without one, a process is lost, and the others end: within 30 s of its last."""
+LOST_AFTER = float(os.environ.get("MESHWRIGHT_LOST_AFTER", 20))
+"""Without one, a process is lost, and the others end: within 30 s of its last, unless the environment has it longer."""
 SERVICE_HEARTBEAT = 120
 """JAX's own, which ends the process from within C++ and names nobody: only for where ours has failed."""
 LINGER = LOST_AFTER + 10

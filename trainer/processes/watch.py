@@ -41,7 +41,7 @@ class Watch:
         """Told the news each second, by a thread."""
         self._threads = [
             threading.Thread(target=self._repeat, args=[do], name=name, daemon=True)
-            for name, do in (("signs of life", self.talk), ("answers", self._require_answers))
+            for name, do in (("signs of life", self.talk), ("answers", self.require_answers))
         ]
 
     def start(self) -> None:
@@ -52,7 +52,8 @@ class Watch:
         """This process is done: from now on it is not missed, and misses nobody."""
         self._is_over.set()
         for thread in self._threads:
-            thread.join(LOST_AFTER)
+            if thread.is_alive():
+                thread.join(LOST_AFTER)
         self._sign(LEFT)
 
     def fail(self, reason: str) -> None:
@@ -106,7 +107,8 @@ class Watch:
             self._store.put(f"{NEWS}/lost", sentence)
         self._end(sentence)
 
-    def _require_answers(self) -> None:
+    def require_answers(self) -> None:
+        """Once: ends where the coordinator has not answered for long."""
         if time.monotonic() - self._answered > LOST_AFTER:
             self._end(
                 f"{self._names[0]} is lost: its coordinator has not answered for {LOST_AFTER:.0f} s (its host is down, "
@@ -115,5 +117,5 @@ class Watch:
 
     def _repeat(self, do: Callable[[], None]) -> None:
         while not self._is_over.wait(BEAT):
-            with contextlib.suppress(RuntimeError):  # the coordinator may answer again; else `_require_answers` ends it
+            with contextlib.suppress(RuntimeError):  # the coordinator may answer again; else `require_answers` ends it
                 do()
