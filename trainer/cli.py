@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 from trainer.cli_help import Command
-from trainer.commands import bench, layouts, machine, report, runs, training
+from trainer.commands import bench, checkpoints, layouts, machine, report, runs, training
 from trainer.commands.exit_codes import FAILED, SIGNALLED, WRONG_INPUT
 from trainer.errors import ConfigError, TrainingError
 from trainer.huge_pages import restart_with_huge_pages
@@ -33,6 +33,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "generate": runs.generate,
     "eval": runs.evaluate,
     "report": report.report,
+    "checkpoints": checkpoints.checkpoints,
     "show": layouts.show,
     "schedule": layouts.schedule,
     "plan": layouts.plan,

@@ -87,6 +87,10 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
         calls.append(kind)
         return not errors
 
+    def verify_checkpoints(run: Path) -> bool:
+        calls.append(run)
+        return not errors
+
     def show_offload(folder: Path | None) -> None:
         calls.append(folder)
 
@@ -98,6 +102,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
         "trainer.planner.show_plan": {"show_plan": show_plan},
         "trainer.planner.show_search": {"show_search": show_search},
         "trainer.bench.show_kernels": {"show_kernels": show_kernels},
+        "trainer.show_checkpoints": {"verify_checkpoints": verify_checkpoints},
         "trainer.bench.show_offload": {"show_offload": show_offload},
         "trainer.doctor": {"doctor": lambda: len(errors)},
     }
@@ -118,6 +123,7 @@ COMMANDS = [
     "train",
     "generate",
     "eval",
+    "checkpoints",
     "report",
     "show",
     "schedule",

@@ -24,11 +24,9 @@ from trainer.checkpoint.damage import Damaged
 from trainer.checkpoint.draft import Draft, remove, remove_leftovers
 from trainer.checkpoint.foreign import refusal
 from trainer.checkpoint.header import HEADER, Header
-from trainer.checkpoint.index import from_plain
 from trainer.checkpoint.keep import Keep
 from trainer.checkpoint.later import Later
-from trainer.checkpoint.read import ArrayReader
-from trainer.checkpoint.sealed import read_sealed
+from trainer.checkpoint.read import open_arrays
 from trainer.checkpoint.write import Snapshot
 from trainer.errors import ConfigError, OffloadError
 
@@ -59,10 +57,23 @@ class Checkpoints:
         return of_first(self._steps())
 
     def _steps(self) -> list[int]:
+        """As this process finds them."""
         with contextlib.suppress(FileNotFoundError):
             names = [path.name for path in self.folder.iterdir() if path.is_dir() and not path.is_symlink()]
             return sorted(int(name) for name in names if _STEP.fullmatch(name))
         return []
+
+    def require(self, step: int) -> int:
+        """The step, if there is a complete checkpoint of it.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        steps = self.steps()
+        if step not in steps:
+            there = f"there are those of steps {steps}" if steps else "there is none yet"
+            raise ConfigError(f"{self.folder} has no complete checkpoint of step {step}; {there}")
+        return step
 
     def newest(self) -> int | None:
         """The step of the newest complete checkpoint."""
@@ -188,7 +199,7 @@ class Checkpoints:
             ConfigError: there is no complete checkpoint of this step, it does not hold these arrays, or it is damaged.
             OSError: the disk does not give it.
         """
-        with self._advising(step) as path, self._reader(path) as reader:
+        with self._advising(step) as path, open_arrays(path) as reader:
             different = differences(reader.index, abstract)
             if different:
                 raise ConfigError(another_model(path, different))
@@ -212,24 +223,16 @@ class Checkpoints:
         """Waits for the last save. Raises what `wait` raises."""
         self.wait()
 
-    def _reader(self, path: Path) -> ArrayReader:
-        indexes = [read_sealed(path / f"{process}.json") for process in range(Header.read(path).num_processes)]
-        return ArrayReader(path, from_plain(indexes))
-
     @contextlib.contextmanager
     def _advising(self, step: int) -> Iterator[Path]:
         """The folder of a checkpoint; where that is found to be damaged, what to do."""
-        steps = self.steps()
-        if step not in steps:
-            there = f"there are those of steps {steps}" if steps else "there is none yet"
-            raise ConfigError(f"{self.folder} has no complete checkpoint of step {step}; {there}")
-        path = self.folder / str(step)
+        path = self.folder / str(self.require(step))
         try:
             yield path
         except Damaged as error:
             if not (path / HEADER).exists() and (foreign := refusal(path)):
                 raise ConfigError(f"{foreign}; move it away, or give another run.name or run.dir") from None
-            older = [other for other in steps if other < step]
+            older = [other for other in self._steps() if other < step]
             way_out = f"go on from step {max(older)}" if older else "start anew"
             raise ConfigError(
                 f"{path} is damaged: {error}. Remove it to {way_out}: meshwright checkpoints {self.folder.parent} "

@@ -18,8 +18,21 @@ import numpy as np
 from trainer.checkpoint.blocks import BLOCK, BlockReader, Workers
 from trainer.checkpoint.boxes import Box, Target, box_of, boxes, run_of, scatter
 from trainer.checkpoint.damage import Damaged
-from trainer.checkpoint.index import Index, Piece, Saved
+from trainer.checkpoint.header import Header
+from trainer.checkpoint.index import Index, Piece, Saved, from_plain
+from trainer.checkpoint.sealed import read_sealed
 from trainer.offload.buffers import PAGE, allocate, round_up
+
+
+def open_arrays(path: Path) -> ArrayReader:
+    """Those of the checkpoint in this folder.
+
+    Raises:
+        ConfigError: a newer meshwright has written it.
+        Damaged: what describes them is not what was written.
+    """
+    processes = range(Header.read(path).num_processes)
+    return ArrayReader(path, from_plain(read_sealed(path / f"{process}.json") for process in processes))
 
 
 class ArrayReader:

@@ -1,0 +1,51 @@
+"""The command about a run's checkpoints: `meshwright checkpoints`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from trainer.commands.arguments import RunFolder
+from trainer.commands.exit_codes import FAILED
+from trainer.errors import ConfigError
+
+
+def checkpoints(
+    run: RunFolder,
+    *,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read every byte, and compare it with its checksum.")
+    ] = False,
+    diff: Annotated[
+        tuple[int, int] | None,
+        typer.Option("--diff", metavar="STEP STEP", help="In which arrays two differ, and by how much."),
+    ] = None,
+    remove: Annotated[
+        list[int] | None, typer.Option("--remove", metavar="STEP", help="Remove this one; may be given again.")
+    ] = None,
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Remove those that the run's train.keep_* do not keep.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Without it, what is to be removed is only shown.")] = False,
+) -> None:
+    """List, verify and compare a run's checkpoints, or remove some.
+
+    Example: meshwright checkpoints runs/quickstart --verify
+    """
+    asked = {"--verify": verify, "--diff": diff, "--remove": remove, "--prune": prune}
+    given = [option for option, value in asked.items() if value]
+    if len(given) > 1:
+        raise ConfigError(f"{' and '.join(given)}: one at a time")
+    if yes and not (remove or prune):
+        raise ConfigError("--yes is for --remove and --prune")
+    from trainer import show_checkpoints as show
+
+    if verify:
+        raise typer.Exit(0 if show.verify_checkpoints(run) else FAILED)
+    if diff:
+        show.compare_checkpoints(run, *diff)
+    elif remove or prune:
+        show.remove_checkpoints(run, remove or None, yes)
+    else:
+        show.list_checkpoints(run)
