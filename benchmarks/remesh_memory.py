@@ -153,7 +153,7 @@ def _header() -> list[str]:
         f"commit:   {environment['git_commit']}",
         f"machine:  {platform.system()} {platform.machine()}, {os.cpu_count()} cores, virtual CPU devices",
         f"versions: python {environment['python']}, {packages}",
-        "measured: held: the parts of arrays that devices of the process hold, each once; read: what it asked files for;",
+        "measured: held: the parts of arrays that devices of the process hold, each once; read: asked of files;",
         "          beside: by how much the peak of its memory (VmHWM) was above what it was before and what it holds.",
         "",
     ]
