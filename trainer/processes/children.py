@@ -1,4 +1,4 @@
-"""Processes of this host that train together: started, listened to, and ended together. Uses no threads."""
+"""Processes that train together, started from here: listened to, and ended together. Uses no threads."""
 
 from __future__ import annotations
 
@@ -16,9 +16,22 @@ from dataclasses import dataclass, field
 
 GRACE = 5.0
 """Seconds in which the others may end by themselves when one has."""
+WISHES = {128 + signal.SIGINT, 128 + signal.SIGTERM}
+"""Exit codes of a process that was asked to stop, and did."""
 _LOOK_EVERY = 0.1
 _MOST_LINES = 20
 _PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Command:
+    """What is started as one process."""
+
+    argv: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """What is set besides this process' own environment."""
+    script: str | None = None
+    """For its standard input, which then stays open: signals are sent by name, a line each, and its end is the end."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +47,9 @@ class End:
     @property
     def how(self) -> str:
         """In words: `process 1 was killed by SIGKILL`."""
-        if self.code < 0:
-            return f"process {self.process} was killed by {signal.Signals(-self.code).name}"
+        number = -self.code if self.code < 0 else self.code - 128  # a shell says it so
+        if number in set(signal.Signals):
+            return f"process {self.process} was killed by {signal.Signals(number).name}"
         return f"process {self.process} ended with exit code {self.code}"
 
 
@@ -47,6 +61,13 @@ class _Child:
     begun: bytes = b""
     """Of a line that has not ended."""
 
+    def tell(self, text: str) -> None:
+        """Something on its standard input, if it still listens."""
+        assert self.popen.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.popen.stdin.write(text.encode())
+            self.popen.stdin.flush()
+
     def hear(self, heard: bytes) -> None:
         """What it says on stderr; the first process is heard at once, of others it is kept."""
         if self.index == 0:
@@ -57,22 +78,18 @@ class _Child:
 
 
 class Children:
-    """`with` them; none of them outlives this process.
+    """`with` them; none of them outlives this process."""
 
-    Args:
-        environments: of each process what is set besides this one's environment.
-    """
-
-    def __init__(self, command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> None:
+    def __init__(self, commands: Sequence[Command]) -> None:
         self._selector = selectors.DefaultSelector()
         self._children: list[_Child] = []
         self.is_asked = False
         """Whether they were sent a signal."""
-        for index, environment in enumerate(environments):
+        for index, command in enumerate(commands):
             popen = subprocess.Popen(
-                command,
-                env={**os.environ, **environment},
-                stdin=subprocess.DEVNULL,
+                command.argv,
+                env={**os.environ, **command.environment},
+                stdin=subprocess.DEVNULL if command.script is None else subprocess.PIPE,
                 stdout=None if index == 0 else subprocess.PIPE,
                 stderr=subprocess.PIPE if index == 0 else subprocess.STDOUT,
                 start_new_session=True,  # a terminal's Ctrl-C is passed on, and would come twice
@@ -83,13 +100,19 @@ class Children:
             assert pipe is not None
             self._selector.register(pipe, selectors.EVENT_READ, child)
             self._children.append(child)
+            if command.script is not None:
+                child.tell(command.script)
 
     def send(self, number: int) -> None:
         """A signal to all."""
         self.is_asked = True
         for child in self._children:
-            if child.popen.poll() is None:
+            if child.popen.poll() is not None:
+                continue
+            if child.popen.stdin is None:
                 child.popen.send_signal(number)
+            else:
+                child.tell(signal.Signals(number).name.removeprefix("SIG") + "\n")
 
     def wait(self) -> End:
         """Until all have ended. When one fails, the others are ended too."""
@@ -115,7 +138,7 @@ class Children:
 
     def _stops_as_asked(self, end: End | None) -> bool:
         """Whether they are on their way: each saves its part, and that takes its time."""
-        return self.is_asked and end is not None and end.code > 128
+        return self.is_asked and end is not None and end.code in WISHES
 
     def _listen(self, seconds: float) -> None:
         if not self._selector.get_map():
@@ -135,7 +158,7 @@ class Children:
         for child in self._children:
             child.popen.kill()
             child.popen.wait()
-            for pipe in filter(None, (child.popen.stdout, child.popen.stderr)):
+            for pipe in filter(None, (child.popen.stdin, child.popen.stdout, child.popen.stderr)):
                 pipe.close()
         self._selector.close()
 

@@ -7,6 +7,8 @@ import re
 from trainer.errors import ConfigError
 from trainer.processes.place import (
     COORDINATOR,
+    INDEX_ON_HOST,
+    ON_HOST,
     OUR_WAY,
     OURS,
     PORT,
@@ -50,7 +52,8 @@ def find_place(environment: Environment) -> Place | None:
 def _ours(environment: Environment) -> Place:
     require(environment, OURS, "the environment")
     processes, process = number(environment, PROCESSES), number(environment, PROCESS)
-    return Place("the environment", environment[COORDINATOR], processes, process)
+    on_host, index = _numbers(environment, ON_HOST, INDEX_ON_HOST)
+    return Place("the environment", environment[COORDINATOR], processes, process, on_host, index)
 
 
 def _jax(environment: Environment) -> Place | None:
@@ -78,9 +81,7 @@ def _torch(environment: Environment) -> Place | None:
         return None
     require(environment, TORCH, "who set MASTER_ADDR or RANK")
     host, port, processes, process = TORCH
-    on_host, index = (
-        number(environment, name) if name in environment else None for name in ("LOCAL_WORLD_SIZE", "LOCAL_RANK")
-    )
+    on_host, index = _numbers(environment, "LOCAL_WORLD_SIZE", "LOCAL_RANK")
     coordinator = f"{environment[host]}:{environment[port]}"
     return Place("RANK", coordinator, number(environment, processes), number(environment, process), on_host, index)
 
@@ -118,6 +119,11 @@ def _mpirun_host(environment: Environment) -> str:
             "Open MPI does not say on which host process 0 runs; pass it on with mpirun -x MASTER_ADDR=HOST, " + OUR_WAY
         )
     return found.group(1) or f"{found.group(2)}]"
+
+
+def _numbers(environment: Environment, *names: str) -> list[int | None]:
+    """Those that are set."""
+    return [number(environment, name) if name in environment else None for name in names]
 
 
 _INNERMOST_FIRST: tuple[Source, ...] = (_jax, _jaxjob, _torch, _jobset, _open_mpi, slurm)

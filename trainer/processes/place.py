@@ -16,6 +16,8 @@ Environment = Mapping[str, str]
 COORDINATOR, PROCESSES, PROCESS = "MESHWRIGHT_COORDINATOR", "MESHWRIGHT_PROCESSES", "MESHWRIGHT_PROCESS"
 OURS = (COORDINATOR, PROCESSES, PROCESS)
 """What `meshwright train --processes` and `meshwright launch` set, and anybody may."""
+ON_HOST, INDEX_ON_HOST = "MESHWRIGHT_ON_HOST", "MESHWRIGHT_INDEX_ON_HOST"
+"""And, if it likes: how many processes are on this host, and which of them this is."""
 OUR_WAY = f"or set {COORDINATOR}=HOST:PORT, {PROCESSES}=N and {PROCESS}=0..N-1, which go before all else"
 
 _MOST_DIGITS = 18  # more than any launcher counts to

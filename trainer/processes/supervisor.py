@@ -7,13 +7,12 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.errors import ConfigError
-from trainer.processes.children import Children, End, passed_on
+from trainer.processes.children import WISHES, Children, Command, End, passed_on
 from trainer.processes.elastic import fit
 from trainer.processes.gpus import LOCAL_DEVICES, count_gpus, visible_gpus
 from trainer.processes.place import COORDINATOR, PROCESS, PROCESSES
@@ -23,37 +22,27 @@ if TYPE_CHECKING:
     from trainer.config import Config
 
 LEFT = "MESHWRIGHT_DEVICES_LEFT"
-WRONG_INPUT, SIGNALLED = 2, 128
-"""Exit codes from which no restart helps: a wrong config, and (above) a wish to stop."""
+WRONG_INPUT = 2
+"""The exit code of a wrong config: no restart helps."""
 _LONGEST_WAIT = 60.0
 
 
-@dataclass(frozen=True)
-class Start:
-    """What is started."""
-
-    command: Sequence[str]
-    environments: Sequence[Mapping[str, str]]
-
-
-def supervise(make: Callable[[int], Start], restarts: int, say: Callable[[str], None]) -> int:
+def supervise(make: Callable[[int], list[Command]], restarts: int, say: Callable[[str], None]) -> int:
     """Runs what `make` makes of the number of each start, from 0; returns the exit code."""
-    because: dict[str, str] = {}
     for done in range(restarts + 1):
-        start = make(done)
-        environments = [{**environment, **because} for environment in start.environments]
-        with Children(start.command, environments) as children, passed_on(children):
+        commands = make(done)
+        with Children(commands) as children, passed_on(children):
             end = children.wait()
-        if end.code == 0 or end.code > SIGNALLED:
+        if end.code == 0 or end.code in WISHES:
             return end.code
-        _tell(end, len(environments), say)
+        _tell(end, len(commands), say)
         if end.code == WRONG_INPUT or children.is_asked or done == restarts:
             break
         wait = min(2.0**done, _LONGEST_WAIT)
         say(f"starts again from the newest checkpoint in {wait:.0f} s (restart {done + 1} of {restarts} at most)")
         time.sleep(wait)
-        because = {BECAUSE: end.how}
-    return end.code if end.code > 0 else SIGNALLED - end.code
+        os.environ[BECAUSE] = end.how
+    return end.code if end.code > 0 else 128 - end.code
 
 
 def _tell(end: End, count: int, say: Callable[[str], None]) -> None:
@@ -64,7 +53,7 @@ def _tell(end: End, count: int, say: Callable[[str], None]) -> None:
         say(f"error: {end.how}{others}" + (f"; its last lines:{lines}" if lines else ""))
 
 
-def local_start(config: Config, path: Path, overrides: Sequence[str], processes: int, start: int) -> Start:
+def local_start(config: Config, path: Path, overrides: Sequence[str], processes: int, start: int) -> list[Command]:
     """So many processes of this host, which share its devices out evenly; fewer where `elastic` takes fewer devices.
 
     Args:
@@ -82,12 +71,12 @@ def local_start(config: Config, path: Path, overrides: Sequence[str], processes:
         overrides = [*overrides, *(f"mesh.{key}={value}" for key, value in chosen.items() if value is not None)]
     if devices % processes:
         raise ConfigError(f"--processes {processes}: {devices} devices do not share out evenly; use a divisor of it")
-    command = [sys.executable, "-m", "trainer", "train", str(path), *overrides]
+    argv = sys.executable, "-m", "trainer", "train", str(path), *overrides
     if processes == 1:
-        return Start(command, [{}])
+        return [Command(argv)]
     common = {COORDINATOR: f"127.0.0.1:{_free_port()}", PROCESSES: str(processes)}
     each = devices // processes if gpus else 0
-    return Start(command, [common | _share(process, each) for process in range(processes)])
+    return [Command(argv, common | _share(process, each)) for process in range(processes)]
 
 
 def _share(process: int, gpus: int) -> dict[str, str]:

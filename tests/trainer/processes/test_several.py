@@ -14,7 +14,7 @@ import yaml
 
 from tests.trainer import small
 from trainer import Config, Trainer
-from trainer.processes.children import Children
+from trainer.processes.children import Children, Command
 from trainer.processes.supervisor import local_start
 from trainer.sinks import read_jsonl
 
@@ -67,9 +67,10 @@ def of_four(folder: Path) -> list[tuple[int, int, int, int]]:
     """Four processes train two steps in the folder `four`; process, step, first and last row of all that they read."""
     config, notes = Config.load(folder / "config.yaml"), folder / "notes"
     start = local_start(config, folder / "config.yaml", [f"run.dir={folder / 'four'}", "train.steps=2"], 4, 0)
-    command = [sys.executable, str(Path(__file__).with_name("noting.py")), *start.command[3:]]
     paths = {"NOTES": str(notes), "PYTHONPATH": str(ROOT)}
-    with Children(command, [{**environment, **paths} for environment in start.environments]) as children:
+    noting = sys.executable, str(Path(__file__).with_name("noting.py"))
+    commands = [Command((*noting, *one.argv[3:]), {**one.environment, **paths}) for one in start]
+    with Children(commands) as children:
         end = children.wait()
     assert end.code == 0, end
     return [tuple(map(int, line.split())) for line in Path(f"{notes}.rows").read_text().splitlines()]  # type: ignore[misc]
