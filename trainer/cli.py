@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 from trainer.cli_help import Command
-from trainer.commands import bench, checkpoints, layouts, machine, report, runs, training
+from trainer.commands import bench, cluster, checkpoints, layouts, machine, report, runs, training
 from trainer.commands.exit_codes import FAILED, SIGNALLED, WRONG_INPUT
 from trainer.errors import ConfigError, TrainingError
 from trainer.huge_pages import restart_with_huge_pages
@@ -38,6 +38,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "schedule": layouts.schedule,
     "plan": layouts.plan,
     "search": layouts.search,
+    "launch": cluster.launch,
+    "slurm": cluster.slurm,
     "doctor": machine.doctor,
 }
 BENCHES: dict[str, Callable[..., None]] = {"kernels": bench.kernels, "offload": bench.offload}

@@ -104,6 +104,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
         "trainer.bench.show_kernels": {"show_kernels": show_kernels},
         "trainer.show_checkpoints": {"verify_checkpoints": verify_checkpoints},
         "trainer.bench.show_offload": {"show_offload": show_offload},
+        "trainer.processes.hosts": {"read_hosts": lambda path: []},
+        "trainer.processes.supervisor": {"supervise": lambda make, restarts, say: len(errors)},
         "trainer.doctor": {"doctor": lambda: len(errors)},
     }
     for name, contents in modules.items():
@@ -132,6 +134,8 @@ COMMANDS = [
     "bench",
     "bench kernels",
     "bench offload",
+    "launch",
+    "slurm",
     "doctor",
 ]
 
