@@ -38,7 +38,7 @@ def launch(
 
     Each has this folder and this Python under the same names. A host with slots=N gets N processes.
 
-    Example: meshwright launch --hosts hosts.txt -- train configs/quickstart.yaml zero.stage=3
+    Example: meshwright launch --hosts hosts.txt -- train configs/quickstart.yaml
     """
     if command[0] not in LAUNCHED:
         raise ConfigError(f"launch runs {', '.join(LAUNCHED)}, and not {command[0]!r}; write -- train CONFIG")
@@ -67,7 +67,7 @@ def slurm(
 ) -> None:
     """Write a script for sbatch that trains a config.
 
-    Example: meshwright slurm configs/bloom-176b.yaml --nodes 48 --gpus-per-node 8
+    Example: meshwright slurm configs/llama3-8b.yaml --nodes 2 --gpus-per-node 8
     """
     loaded = load(config, overrides)
     from trainer.output_file import check_output, write_output
