@@ -83,7 +83,7 @@ def _remarks(metrics: StepMetrics) -> str:
     if metrics.loss_scale != 1:
         words.append(f"loss scale {metrics.loss_scale:g}")
     if metrics.skipped_steps:
-        words.append(f"{metrics.skipped_steps} skipped (gradient not finite)")
+        words.append(f"{metrics.skipped_steps} skipped (gradient not finite, or a spike)")
     return ", ".join(words)
 
 

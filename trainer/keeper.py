@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 import jax
+import numpy as np
 
 from models.inputs import Batch
 from trainer import logical
@@ -13,6 +14,9 @@ from trainer.checkpoint import Later, Read
 from trainer.logical import Arrays
 from trainer.program import Program
 from trainer.step import Metrics, TrainState
+
+Limits = np.ndarray
+"""float32 [2]: of the loss and of the gradient norm."""
 
 
 class Keeper(Protocol):
@@ -30,8 +34,8 @@ class Keeper(Protocol):
     def abstract(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Shape, dtype and sharding of every logical array, without having a state."""
 
-    def step(self, batch: Batch) -> Metrics:
-        """Trains on a batch."""
+    def step(self, batch: Batch, *limits: Limits) -> Metrics:
+        """Trains on a batch. `limits` are those of `TrainStep.split`, where the program has them."""
 
     def logical(self) -> Mapping[str, jax.Array | Later]:
         """A copy of the whole state by name; what is made later, is to be made before the next step."""
@@ -54,8 +58,8 @@ class OnDevices:
     def abstract(self) -> dict[str, jax.ShapeDtypeStruct]:
         return logical.abstract_logical(self.program)
 
-    def step(self, batch: Batch) -> Metrics:
-        self.state, metrics = self.program.step(self.state, batch)
+    def step(self, batch: Batch, *limits: Limits) -> Metrics:
+        self.state, metrics = self.program.step(self.state, batch, *limits)
         return metrics
 
     def logical(self) -> Arrays:

@@ -325,7 +325,8 @@ class Loop:
         for step, metrics in enumerate(fetched, first):
             if trouble := self.trainer.guard.look(step, float(metrics.loss), float(metrics.grad_norm)):
                 troubles.append(trouble)
-                event = "skip" if trouble.kind == "nonfinite" else "spike"
+                changed = trouble.kind == "spike" and self.config.failures.on_spike != "skip"
+                event = "spike" if changed else "skip"
                 values = {"loss": trouble.loss, "grad_norm": trouble.grad_norm, "reason": trouble.why}
                 self.events.tell(event, step, seconds_lost=self.step_seconds, **values)
         self.replicas.look()

@@ -31,7 +31,7 @@ class StepMetrics:
     loss_scale: float = 1.0
     """1 unless compute is float16."""
     skipped_steps: int = 0
-    """Steps without an update since the start of the run, because a gradient was not finite."""
+    """Steps without an update since the start of the run: a gradient was not finite, or a spike that is skipped."""
     mfu: float | None = None
     """model_flops_per_second over the dense peak of all devices; None where the peak is not known."""
     data_seconds: float = 0.0

@@ -140,7 +140,7 @@ class Program:
 
         Where something is offloaded, there is a third result: the `Due` of its update.
         """
-        specs: tuple[Any, ...] = (self.state_specs, self.batch_specs)
+        specs: tuple[Any, ...] = (self.state_specs, self.batch_specs, *[PartitionSpec()] * self.has_limits)
         results: tuple[Any, ...] = (self.state_specs, _all(Metrics, PartitionSpec()))
         local: Callable[..., Any] = self.train_step
         if self.offloaded:
@@ -223,6 +223,16 @@ class Program:
         if sharding.memory_kind is None and isinstance(self.mesh, Mesh):
             sharding = NamedSharding(self.mesh.abstract_mesh, spec, memory_kind=HOST)
         return sharding
+
+    @property
+    def has_limits(self) -> bool:
+        """The train step has a third argument: `limits` of `TrainStep.split`."""
+        return self.config.failures.on_spike == "skip"
+
+    def abstract_arguments(self) -> tuple[Tree, ...]:
+        """Of the train step."""
+        limits = jax.ShapeDtypeStruct((2,), jnp.float32, sharding=NamedSharding(self.mesh, PartitionSpec()))
+        return (self.abstract_state(), self.abstract_batch(), *[limits] * self.has_limits)
 
     def abstract_batch(self) -> Tree:
         """The global batch's shapes, dtypes and shardings."""

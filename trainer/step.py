@@ -39,7 +39,7 @@ class TrainState(NamedTuple):
     """
 
     step: jax.Array  # int32: batches seen, skipped ones included
-    skipped: jax.Array  # int32: steps whose gradient was not finite
+    skipped: jax.Array  # int32: steps that changed nothing, as their gradient was not finite or beyond the limits
     loss_scale: loss_scale.LossScale
     parameters: Arrays
     optimizer: Any  # optax's state, its moments laid out like the parameters
@@ -50,7 +50,7 @@ class Due(NamedTuple):
 
     gradients: Arrays  # float32, not clipped, as the master weights are laid out
     clip: jax.Array  # float32: what to multiply them by first
-    finite: jax.Array  # bool: whether to update at all
+    good: jax.Array  # bool: whether to update at all
     updates: jax.Array  # int32: done before this one
 
 
@@ -90,12 +90,18 @@ class TrainStep:
     in_turn: bool = False
     """Micro-batches of streamed weights do not overlap: see `collectives.is_there`."""
 
-    def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        state, metrics, _ = self.split(state, batch)
+    def __call__(self, state: TrainState, batch: Batch, limits: jax.Array | None = None) -> tuple[TrainState, Metrics]:
+        state, metrics, _ = self.split(state, batch, limits)
         return state, metrics
 
-    def split(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics, Due]:
-        """The step, but for the update of what is offloaded."""
+    def split(
+        self, state: TrainState, batch: Batch, limits: jax.Array | None = None
+    ) -> tuple[TrainState, Metrics, Due]:
+        """The step, but for the update of what is offloaded.
+
+        `limits`, float32 [2]: a step with a larger loss, or a larger gradient norm, changes nothing, as one that is not
+        finite.
+        """
         tokens = collectives.all_sum(jnp.sum(batch.weights), BATCH_AXES)
         # Each token is weighted by the global count beforehand, so that sums are means: of the loss, and of gradients.
         batch = batch._replace(weights=batch.weights * (state.loss_scale.scale / jnp.maximum(tokens, 1)))
@@ -113,6 +119,7 @@ class TrainStep:
         axes = {name: layout.sharded_axes for name, layout in self.layouts.items()}
         norm = global_norm({name: squares[name] for name in sorted(squares, key=self.streamed.__contains__)}, axes)
         finite = jnp.isfinite(norm) & jnp.isfinite(loss)
+        good = finite if limits is None else finite & (jnp.stack([loss, norm]) <= limits).all()
         rate = self.learning_rate(state.step)
         clip = jnp.minimum(1.0, (jnp.inf if self.clip is None else self.clip) / (norm + 1e-6))
         here = {name: gradient for name, gradient in gradients.items() if name not in self.offloaded}
@@ -122,15 +129,15 @@ class TrainStep:
             scale = loss_scale.update(self.loss_scale, scale, finite)
         new = TrainState(
             step=state.step + 1,
-            skipped=state.skipped + jnp.logical_not(finite),
+            skipped=state.skipped + jnp.logical_not(good),
             loss_scale=scale,
-            parameters=state.parameters | _choose(finite, parameters, {name: state.parameters[name] for name in here}),
-            optimizer=_choose(finite, optimizer, state.optimizer),
+            parameters=state.parameters | _choose(good, parameters, {name: state.parameters[name] for name in here}),
+            optimizer=_choose(good, optimizer, state.optimizer),
         )
         metrics = Metrics(loss, norm, rate, tokens, state.loss_scale.scale, new.skipped, scale.exhausted)
         elsewhere = {name: gradients[name] for name in gradients if name in self.offloaded}
         updates = optax.tree_utils.tree_get(state.optimizer, "count", jnp.int32(0))
-        return new, metrics, Due(elsewhere, clip, finite, updates)
+        return new, metrics, Due(elsewhere, clip, good, updates)
 
     def evaluate(self, parameters: Arrays, batch: Batch) -> tuple[jax.Array, jax.Array]:
         """(Σ weight x token loss, Σ weight) over the global batch: the training model's forward pass, no dropout."""

@@ -51,7 +51,7 @@ def trace_step(config: Config) -> Trace:
     mesh: Any = AbstractMesh(tuple(config.mesh.sizes.values()), AXES)
     program = Program(config, mesh)
     step: Any = program.step
-    traced = step.trace(program.abstract_state(), program.abstract_batch())
+    traced = step.trace(*program.abstract_arguments())
     return Trace(traced.jaxpr, program.pipeline)
 
 

@@ -204,7 +204,7 @@ class Trainer:
         """The very step that trains, lowered from shapes alone, for devices that exist or not."""
         program = self.program
         with jax.set_mesh(program.mesh), jax.default_device(program.mesh.devices.flat[0]):
-            return program.step.lower(program.abstract_state(), program.abstract_batch())
+            return program.step.lower(*program.abstract_arguments())
 
     def plan(self, gpu: str = "h100", gpus: int | None = None, gpus_per_node: int = 8) -> Plan:
         """What a step will need and take on GPUs that need not be there: see `trainer.planner.plan.plan`.
@@ -252,7 +252,7 @@ class Trainer:
                 if metrics is not None and metrics.loss.is_ready():  # type: ignore[attr-defined]
                     self.data_seconds += time.perf_counter() - started
                 with self.phases(STEP):
-                    metrics = self.keeper.step(batch)
+                    metrics = self.keeper.step(batch, *[self.guard.limits_of_devices] * program.has_limits)
                 self._step += 1
                 self.phases.at(self._step)
                 self._uncounted.append(metrics.tokens)

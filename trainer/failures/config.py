@@ -15,8 +15,9 @@ class FailuresConfig:
     on_nonfinite: Literal["skip", "stop", "rollback"] = "skip"
     """When a loss or gradient is not finite. The step changes nothing in any case; `stop` ends the run, and `rollback`
     goes back to a checkpoint from before it and leaves its batch out."""
-    on_spike: Literal["none", "stop", "rollback"] = "none"
-    """The same for a loss or gradient norm that is finite and much larger than before; `none` does not look."""
+    on_spike: Literal["none", "skip", "stop", "rollback"] = "none"
+    """The same for a loss or gradient norm that is finite and much larger than before; `none` does not look. Only with
+    `skip` does the step change nothing."""
     spike_loss: float | None = Field(default=1.5, gt=1)
     """A loss so many times the median of the last steps is a spike; null: it is not looked at."""
     spike_grad_norm: float | None = Field(default=10.0, gt=1)

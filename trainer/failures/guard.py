@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal
 
+import numpy as np
+
 from trainer.failures.config import FailuresConfig
 
 _NAMES = {"loss": "loss", "grad_norm": "gradient norm"}
@@ -57,7 +59,8 @@ class Guard:
             self._window.append((loss, grad_norm))
         if step % self._every == 0 and len(self._window) == self._window.maxlen:
             medians = dict(zip(values, map(median, zip(*self._window, strict=True)), strict=True))
-            self.limits = {name: factor * medians[name] for name, factor in self._factors.items()}
+            # As precise as the devices compare.
+            self.limits = {name: float(np.float32(factor * medians[name])) for name, factor in self._factors.items()}
         return found
 
     def _nonfinite(self, step: int, values: Mapping[str, float]) -> Trouble | None:
@@ -77,6 +80,11 @@ class Guard:
                 )
                 return Trouble(step, values["loss"], values["grad_norm"], "spike", why)
         return None
+
+    @property
+    def limits_of_devices(self) -> np.ndarray:
+        """float32 [2]: the largest loss and gradient norm that are no spike, infinite where there is no limit."""
+        return np.array([self.limits.get(name, math.inf) for name in _NAMES], np.float32)
 
     def memory(self) -> dict[str, Any]:
         """All that it remembers, as JSON can hold it without loss."""

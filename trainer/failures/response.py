@@ -32,21 +32,20 @@ def respond(trainer: Trainer, troubles: Sequence[Trouble]) -> None:
         Setback: it is to go back first.
         TrainingError: it is to stop, or cannot go back.
     """
+    config = trainer.config.failures
+    wanted = {"nonfinite": config.on_nonfinite, "spike": config.on_spike}
+    troubles = [trouble for trouble in troubles if wanted[trouble.kind] != "skip"]
     if not troubles:
         return
-    config = trainer.config.failures
     with contextlib.suppress(OSError):  # that is told when the next is saved
         trainer.checkpoints.wait()  # what is on its way to disk counts, too
-    wanted = {"nonfinite": config.on_nonfinite, "spike": config.on_spike}
     for trouble in troubles:
         if wanted[trouble.kind] == "stop":
             raise TrainingError(
                 f"{_describe(trainer, trouble)}; {_newest(trainer)}. With failures.on_{trouble.kind}=rollback it would "
                 "go back by itself, and leave the batch out"
             )
-    bad = [trouble for trouble in troubles if wanted[trouble.kind] == "rollback"]
-    if bad:
-        raise Setback(_plan(trainer, bad))
+    raise Setback(_plan(trainer, troubles))
 
 
 def _plan(trainer: Trainer, bad: Sequence[Trouble]) -> Rollback:

@@ -22,6 +22,7 @@ from models.inputs import Batch
 from sharding.streamed import DEVICE, HOST
 from trainer import logical
 from trainer.checkpoint import Later, Read
+from trainer.keeper import Limits
 from trainer.logical import Arrays
 from trainer.offload.buckets import Bucket, cut
 from trainer.offload.exchange import Exchange
@@ -130,8 +131,8 @@ class Offloaded:
             whole[name] = jax.ShapeDtypeStruct(whole[name].shape, whole[name].dtype, sharding=sharding)
         return whole
 
-    def step(self, batch: Batch) -> Metrics:
-        """Trains on a batch; returns when the new weights are on the devices.
+    def step(self, batch: Batch, *limits: Limits) -> Metrics:
+        """See `Keeper`. Returns when the new weights are on the devices.
 
         Raises:
             OffloadError: the tier could not be read or written. What is kept is then of no more use.
@@ -140,20 +141,20 @@ class Offloaded:
         self._require_whole()
         self._is_torn = True
         try:
-            metrics = self._train(batch)
+            metrics = self._train(batch, *limits)
         except BaseException:
             self._close()  # for a trainer that goes on in its place
             raise
         self._is_torn = False
         return metrics
 
-    def _train(self, batch: Batch) -> Metrics:
+    def _train(self, batch: Batch, *limits: Limits) -> Metrics:
         with self.lanes.span("compute", "step"):
-            self.state, metrics, due = self.program.step(self.state, batch)
-            finite = bool(due.finite)  # waits for the devices
+            self.state, metrics, due = self.program.step(self.state, batch, *limits)
+            is_good = bool(due.good)  # waits for the devices
         if self.program.outside is not None:
             self.program.outside.settle()
-        if finite:
+        if is_good:
             weights = self._update(due, np.float32(metrics.learning_rate))
             self.state = self.state._replace(parameters=self.state.parameters | weights)
             if self.layers is not None:

@@ -100,7 +100,7 @@ def compile_for(
     program = Program(config, make_mesh(config.mesh, devices))
     seconds, start = {}, time.perf_counter()
     with jax.set_mesh(program.mesh), jax.default_device(program.mesh.devices.flat[0]):
-        traced = program.step.trace(program.abstract_state(), program.abstract_batch())
+        traced = program.step.trace(*program.abstract_arguments())
         seconds["trace"], start = time.perf_counter() - start, time.perf_counter()
         lowered = traced.lower()
         seconds["lower"], start = time.perf_counter() - start, time.perf_counter()

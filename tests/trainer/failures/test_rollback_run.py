@@ -39,7 +39,7 @@ def make(tmp_path: Path) -> Make:
 
 
 def end_of(trainer: Trainer) -> dict[str, np.ndarray]:
-    return jax.device_get({name: array for name, array in trainer.state.items() if name != "skipped"})
+    return jax.device_get(trainer.state)
 
 
 def without(trainer: Trainer, batches: list[int]) -> dict[str, np.ndarray]:
@@ -129,3 +129,32 @@ def test_nothing_is_saved_after_a_bad_step_that_nobody_has_seen(make: Make, monk
     run = make(train={"steps": 10, "log_every": 10, "checkpoint_every": 3})
     run.train(7)
     assert [(rollback.step, rollback.back_to) for rollback in run.rollbacks.done] == [(6, 3)]
+
+
+@pytest.mark.parametrize("offload", [{}, {"offload": {"optimizer": "host"}}], ids=["", "offloaded"])
+def test_a_spike_that_is_skipped_changes_nothing(
+    make: Make, monkeypatch: pytest.MonkeyPatch, offload: dict[str, Any]
+) -> None:
+    """In the first step of a process, by what the one before it found usual."""
+    bad_batches.put(monkeypatch, spike=(6,))
+    run = make(failures={"on_spike": "skip", "window": 3}, **offload)
+    run.train(6)
+    before = end_of(run)
+    run.train(1)
+    changes = {"step", "skipped"}
+    after = end_of(run)
+    assert {name for name in after if (after[name] != before[name]).any()} == changes
+    run.train()
+    assert (run.step, int(end_of(run)["skipped"])) == (STEPS, 1)
+    (event,) = (event for event in read_jsonl(run.folder / "events.jsonl") if event["event"] == "skip")
+    assert (event["step"], event["reason"][:19]) == (7, "its gradient norm, ")
+
+
+def test_an_offloaded_optimizer_goes_back_too(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    offload = {"offload": {"optimizer": "host"}}
+    never = without(make("never", **offload), [4])
+    bad_batches.put(monkeypatch, nan=(4,))
+    run = make(**offload)
+    run.train()
+    assert len(run.rollbacks.done) == 1
+    jax.tree.map(np.testing.assert_array_equal, end_of(run), never)
