@@ -105,6 +105,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
         "trainer.show_checkpoints": {"verify_checkpoints": verify_checkpoints},
         "trainer.bench.show_offload": {"show_offload": show_offload},
         "trainer.processes.hosts": {"read_hosts": lambda path: []},
+        "trainer.processes.remote": {"remote_commands": lambda *given: []},
         "trainer.processes.supervisor": {"supervise": lambda make, restarts, say: len(errors)},
         "trainer.doctor": {"doctor": lambda: len(errors)},
     }
