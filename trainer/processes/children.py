@@ -66,7 +66,6 @@ class _Child:
         assert self.popen.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self.popen.stdin.write(text.encode())
-            self.popen.stdin.flush()
 
     def hear(self, heard: bytes) -> None:
         """What it says on stderr; the first process is heard at once, of others it is kept."""
@@ -88,6 +87,7 @@ class Children:
         for index, command in enumerate(commands):
             popen = subprocess.Popen(
                 command.argv,
+                bufsize=0,
                 env={**os.environ, **command.environment},
                 stdin=subprocess.DEVNULL if command.script is None else subprocess.PIPE,
                 stdout=None if index == 0 else subprocess.PIPE,
