@@ -42,8 +42,10 @@ class Workers:
             self._buffers.put(allocate(BLOCK))
 
     def close(self) -> None:
-        """What has not begun never will."""
+        """What has not begun never will; the buffers are given back."""
         self._threads.shutdown(cancel_futures=True)
+        while not self._buffers.empty():
+            self._buffers.get()
 
     def submit(self, work: Callable[[np.ndarray], T]) -> Future[T]:
         """Calls `work` with a buffer, in a thread."""
