@@ -9,26 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.trainer.processes.texts import Texts
 from trainer.processes import watch as module
 from trainer.processes.stop import AgreedStop
 from trainer.processes.timing import LOST_AFTER
 from trainer.processes.watch import NEWS, Watch
-
-
-class Texts:
-    """A store of this process."""
-
-    def __init__(self) -> None:
-        self.texts: dict[str, str] = {}
-
-    def put(self, name: str, value: str) -> None:
-        self.texts[name] = value
-
-    def folder(self, name: str) -> dict[str, str]:
-        return {key.removeprefix(f"{name}/"): text for key, text in self.texts.items() if key.startswith(f"{name}/")}
-
-    def wait_for(self, name: str) -> str:
-        return self.texts[name]
 
 
 class Ended(Exception):
