@@ -13,7 +13,6 @@ import math
 import os
 import socket
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,6 +22,7 @@ from tensorboardX.proto.summary_pb2 import Summary
 from tensorboardX.record_writer import RecordWriter
 
 from trainer.errors import ConfigError
+from trainer.lines import backwards
 from trainer.settings import RunConfig
 
 Values = Mapping[str, int | float]
@@ -131,21 +131,25 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
 
 def last_record(path: Path) -> dict[str, Any] | None:
     """The last record of a trained step in a metrics.jsonl, if there is one."""
-    records = read_jsonl(path) if path.exists() else ()
-    return next(iter(deque((record for record in records if "step_seconds" in record), maxlen=1)), None)
+    records = (record for _, record in _records_backwards(path) if "step_seconds" in record)
+    return next(records, None)
 
 
 def _rewind(path: Path, step: int) -> None:
-    """Keeps only whole lines up to `step`; the old file stands until the new one is complete."""
-    if not path.exists():
-        return
-    kept = path.with_name(path.name + ".tmp")
-    records = (record for record in read_jsonl(path) if isinstance(record.get("step"), int))
-    with kept.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(record) + "\n" for record in records if record["step"] <= step)
-        file.flush()
-        os.fsync(file.fileno())
-    kept.replace(path)
+    """Cuts off what comes behind the last whole record up to `step`: the steps of a file never fall."""
+    if path.exists():
+        os.truncate(path, next((end for end, record in _records_backwards(path) if record["step"] <= step), 0))
+
+
+def _records_backwards(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(the place at which it ends, a whole record of a step), the last one first."""
+    for place, line in backwards(path) if path.exists() else ():
+        try:
+            record = json.loads(line) if line.endswith(b"\n") else None
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(record, dict) and isinstance(record.get("step"), int):
+            yield place + len(line), record
 
 
 def _finite(value: float) -> float | None:

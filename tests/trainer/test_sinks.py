@@ -133,3 +133,15 @@ def test_wandb_goes_on_with_the_same_run(tmp_path: Path, monkeypatch: pytest.Mon
     assert second.logged == [{"step": 20, "loss": 1.0}]
     assert second.axis == ("*", "step")
     assert second.finished
+
+
+def test_a_long_file_is_rewound_at_once(tmp_path: Path) -> None:
+    """What a run wrote long ago is not read again."""
+    path = tmp_path / "metrics.jsonl"
+    line = json.dumps({"step": 1, "loss": 2.5}).encode() + b"\n"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)  # a terabyte of nothing, which no file system takes the room for
+        file.seek(1 << 40)
+        file.write(b"\n" + line + b'{"step": 2, "loss": 2.5}\n' + b'{"step": 3')
+    JsonlSink(path, 1).close()
+    assert path.stat().st_size == (1 << 40) + 1 + len(line)
