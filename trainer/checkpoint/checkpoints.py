@@ -13,7 +13,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -22,13 +22,16 @@ from trainer.checkpoint.agree import of_first, token
 from trainer.checkpoint.compare import another_model, differences
 from trainer.checkpoint.damage import Damaged
 from trainer.checkpoint.draft import Draft, remove, remove_leftovers
-from trainer.checkpoint.foreign import refusal
+from trainer.checkpoint.foreign import is_of_format_1, refusal
 from trainer.checkpoint.header import HEADER, Header
 from trainer.checkpoint.keep import Keep
 from trainer.checkpoint.later import Later
-from trainer.checkpoint.read import open_arrays
+from trainer.checkpoint.read import ArrayReader, open_arrays
 from trainer.checkpoint.write import Snapshot
 from trainer.errors import ConfigError, OffloadError
+
+if TYPE_CHECKING:
+    from trainer.checkpoint.orbax import OrbaxReader
 
 _STEP = re.compile("0|[1-9][0-9]{0,9}")
 
@@ -182,7 +185,12 @@ class Checkpoints:
 
     def meta(self, step: int) -> dict[str, Any]:
         """What `save` was given beside the arrays. Raises what `header` raises."""
-        return dict(self.header(step).meta)
+        with self._advising(step) as path:
+            if is_of_format_1(path):
+                from trainer.checkpoint import orbax
+
+                return orbax.meta(path)
+            return dict(Header.read(path).meta)
 
     def restore(
         self,
@@ -199,7 +207,7 @@ class Checkpoints:
             ConfigError: there is no complete checkpoint of this step, it does not hold these arrays, or it is damaged.
             OSError: the disk does not give it.
         """
-        with self._advising(step) as path, open_arrays(path) as reader:
+        with self._advising(step) as path, _open(path) as reader:
             different = differences(reader.index, abstract)
             if different:
                 raise ConfigError(another_model(path, different))
@@ -238,6 +246,14 @@ class Checkpoints:
                 f"{path} is damaged: {error}. Remove it to {way_out}: meshwright checkpoints {self.folder.parent} "
                 f"--remove {step}"
             ) from None
+
+
+def _open(path: Path) -> ArrayReader | OrbaxReader:
+    if is_of_format_1(path):
+        from trainer.checkpoint import orbax
+
+        return orbax.OrbaxReader(path)
+    return open_arrays(path)
 
 
 def _free(folder: Path) -> str:

@@ -1,4 +1,4 @@
-"""Checkpoints of other programs, known by the names of their files: nothing of them is opened."""
+"""Checkpoints that are not of this format, known by the names of their files: nothing of them is opened."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PATTERNS = {
         "pytorch_model*.bin",
         "pytorch_model.bin.index.json",
     ),
-    "orbax, as MaxText has them and meshwright had before format 2": (
+    "orbax, as MaxText has them": (
         "_CHECKPOINT_METADATA",
         "commit_success.txt",
         "manifest.ocdbt",
@@ -35,6 +35,11 @@ PATTERNS = {
     "PyTorch": ("*.pt", "*.pth", "*.ckpt"),
 }
 """Program -> what is found in a folder of its checkpoints; the first that fits."""
+
+
+def is_of_format_1(path: Path) -> bool:
+    """Whether an older meshwright has written it: orbax's arrays, which `trainer.checkpoint.orbax` reads."""
+    return (path / "arrays").is_dir() and (path / "meta").is_dir()
 
 
 def whose(folder: Path) -> str | None:

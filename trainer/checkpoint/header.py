@@ -14,7 +14,7 @@ from trainer.errors import ConfigError
 
 HEADER = "checkpoint.json"
 FORMAT = 2
-"""Of the files of a checkpoint. 1 was orbax's, of zarr arrays."""
+"""Of the files of a checkpoint. 1 was orbax's, of zarr arrays: `trainer.checkpoint.orbax`."""
 
 
 @dataclass(frozen=True)

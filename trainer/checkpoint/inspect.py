@@ -14,7 +14,7 @@ import numpy as np
 from trainer.checkpoint.checkpoints import Checkpoints
 from trainer.checkpoint.damage import Damaged
 from trainer.checkpoint.draft import DELETING, WRITING
-from trainer.checkpoint.foreign import whose
+from trainer.checkpoint.foreign import is_of_format_1, whose
 from trainer.checkpoint.header import HEADER, Header
 from trainer.checkpoint.read import open_arrays
 from trainer.errors import ConfigError
@@ -42,6 +42,8 @@ def entries(checkpoints: Checkpoints) -> list[Entry]:
 
 
 def _entry(path: Path) -> Entry:
+    if is_of_format_1(path):
+        return Entry(path, _size(path), problem="complete, of an older version: without checksums")
     try:
         return Entry(path, _size(path), Header.read(path))
     except Damaged as error:

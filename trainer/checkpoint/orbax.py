@@ -6,6 +6,7 @@ Imported by what needs it only: orbax takes a second to start.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,11 +25,6 @@ ARRAYS, META = "arrays", "meta"
 """The two parts of a checkpoint of format 1, each a folder."""
 
 
-def is_orbaxs(path: Path) -> bool:
-    """Whether this folder is a checkpoint of format 1."""
-    return (path / ARRAYS).is_dir() and (path / META).is_dir()
-
-
 @dataclass(frozen=True)
 class Kind:
     """What is known of an array before it is read."""
@@ -38,16 +34,19 @@ class Kind:
 
 
 class OrbaxReader:
-    """The arrays of a checkpoint of format 1; as `trainer.checkpoint.read.ArrayReader`, but without checksums."""
+    """The arrays of a checkpoint of format 1; as `trainer.checkpoint.read.ArrayReader`, but without checksums.
+
+    Raises:
+        Damaged: they are not described as they should be.
+    """
 
     def __init__(self, path: Path) -> None:
         _hush()
         self._path = path
         self._reader = ocp.Checkpointer(_handler({jax.Array: ocp.type_handlers.ArrayHandler}))
-        found = self._reader.metadata(path / ARRAYS).item_metadata
-        if found is None:
-            raise Damaged("its arrays have no description")
-        self.index = {name: Kind(np.dtype(x.dtype), tuple(x.shape)) for name, x in found.items()}
+        with _damaged():
+            found = self._reader.metadata(path / ARRAYS).item_metadata
+            self.index = {name: Kind(np.dtype(x.dtype), tuple(x.shape)) for name, x in found.items()}
 
     def __enter__(self) -> Self:
         return self
@@ -62,13 +61,15 @@ class OrbaxReader:
         for name, x in wanted.items():
             how = ocp.ArrayRestoreArgs(sharding=x.sharding, global_shape=x.shape, dtype=dtype or x.dtype)
             args = ocp.args.PyTreeRestore({name: x}, restore_args={name: how}, partial_restore=True)
-            yield name, self._reader.restore(self._path / ARRAYS, args=args)[name]
+            with _damaged():
+                placed = self._reader.restore(self._path / ARRAYS, args=args)[name]
+            yield name, placed
 
 
 def meta(path: Path) -> dict[str, Any]:
-    """What a checkpoint of format 1 says beside its arrays."""
+    """What a checkpoint of format 1 says beside its arrays. Raises Damaged."""
     _hush()
-    with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as reader:
+    with _damaged(), ocp.Checkpointer(ocp.JsonCheckpointHandler()) as reader:
         return reader.restore(path / META)
 
 
@@ -106,6 +107,15 @@ class _WriteStored(ocp.type_handlers.NumpyHandler):
 def _handler(kinds: Mapping[Any, Any]) -> ocp.PyTreeCheckpointHandler:
     handlers = [(kind, handler()) for kind, handler in kinds.items()]
     return ocp.PyTreeCheckpointHandler(type_handler_registry=ocp.type_handlers.create_type_handler_registry(*handlers))
+
+
+@contextlib.contextmanager
+def _damaged() -> Iterator[None]:
+    """What orbax and those below it raise of files that are not as they were, is of no common kind."""
+    try:
+        yield
+    except Exception as error:
+        raise Damaged(f"orbax says: {str(error).splitlines()[0] if str(error) else type(error).__name__}") from error
 
 
 def _hush() -> None:

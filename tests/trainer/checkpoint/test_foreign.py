@@ -33,7 +33,7 @@ FILES = {
     "orbax": [
         ["_CHECKPOINT_METADATA", "items/manifest.ocdbt", "items/_METADATA"],
         ["100/_CHECKPOINT_METADATA", "100/default/manifest.ocdbt"],
-        ["_CHECKPOINT_METADATA", "arrays/d/0123", "arrays/manifest.ocdbt", "meta/metadata"],
+        ["_CHECKPOINT_METADATA", "state/d/0123", "state/manifest.ocdbt"],
     ],
     "PyTorch": [["model.pt"], ["last.ckpt"]],
 }

@@ -11,12 +11,14 @@ import orbax.checkpoint as ocp
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from trainer.checkpoint import orbax
+from trainer.checkpoint import Checkpoints, orbax
 from trainer.checkpoint.blocks import BLOCK
 from trainer.checkpoint.damage import Damaged
+from trainer.checkpoint.foreign import is_of_format_1
 from trainer.checkpoint.index import from_plain, to_plain
 from trainer.checkpoint.read import ArrayReader
 from trainer.checkpoint.write import ArrayWriter, Snapshot
+from trainer.errors import ConfigError
 
 ARRAYS = {
     "step": np.int32(7),
@@ -56,7 +58,7 @@ def test_an_older_version_s_checkpoint_is_read_onto_any_mesh(tmp_path: Path) -> 
         "meta": ocp.args.JsonSave({"tokens": 5}),
     }
     ocp.Checkpointer(ocp.CompositeCheckpointHandler()).save(tmp_path / "3", ocp.args.Composite(**parts))
-    assert orbax.is_orbaxs(tmp_path / "3")
+    assert is_of_format_1(tmp_path / "3")
     assert orbax.meta(tmp_path / "3") == {"tokens": 5}
     mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
     rows, whole = NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())
@@ -70,3 +72,14 @@ def test_an_older_version_s_checkpoint_is_read_onto_any_mesh(tmp_path: Path) -> 
     assert placed["parameters.up"].sharding == rows
     for name, array in placed.items():
         np.testing.assert_array_equal(array, ARRAYS[name])
+
+
+def test_an_older_version_s_checkpoint_that_is_damaged_is_called_so(tmp_path: Path) -> None:
+    for name in ("arrays/manifest.ocdbt", "meta/metadata"):
+        (tmp_path / "3" / name).parent.mkdir(parents=True)
+        (tmp_path / "3" / name).write_bytes(b"cos\nsystem\n")
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    with pytest.raises(ConfigError, match=r"3 is damaged: orbax says.*start anew"):
+        checkpoints.meta(3)
+    with pytest.raises(ConfigError, match=r"3 is damaged: orbax says.*start anew"):
+        checkpoints.restore(3, {})
