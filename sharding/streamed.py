@@ -149,7 +149,8 @@ def _fetch(so_far: First | Sum, weight: jax.Array, layout: Layout, zero: Zero, s
 
 
 def _forward(so_far: First | Sum, weight: jax.Array, layout: Layout, zero: Zero, store: Store) -> tuple[jax.Array, Any]:
-    return _bring(weight, layout, zero, store, learns=True), store.needs(so_far, weight)
+    # As a whole, which a recompute policy may not save: of what is inside, it would the gathered weight.
+    return _fetch(so_far, weight, layout, zero, store), store.needs(so_far, weight)
 
 
 def _backward(layout: Layout, zero: Zero, store: Store, needed: Any, gradient: jax.Array) -> tuple[First | Sum, None]:

@@ -33,7 +33,7 @@ from trainer.wire import Transfer, busiest
 
 Spec = list[str | list[str] | None]
 OptimizerOn = Literal["device", "host", "nvme"]
-WeightsOn = Literal["device", "host"]
+WeightsOn = Literal["device", "host", "nvme"]
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Parameter:
     optimizer_on: OptimizerOn
     """Where the master weight and the moments are."""
     weights_on: WeightsOn
-    """Where the weight that layers compute with is, and its gradient: what is on the host is not counted here."""
+    """Where the weight that layers compute with is, and its gradient: what is elsewhere is not counted here."""
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ def _parameter(name: str, layout: Layout, config: Config) -> Parameter:
         gradients=0 if stays else gradients,
         optimizer=0 if is_offloaded else 4 * (1 + _num_moments(config)) * shard,
         optimizer_on=_optimizer_on(config) if is_offloaded else "device",
-        weights_on="host" if stays else "device",
+        weights_on="device" if not stays else "nvme" if config.offload.parameters == "nvme" else "host",
     )
 
 
@@ -228,7 +228,7 @@ def _state(layout: Layout, parameter: Parameter, config: Config) -> int:
     """Bytes of a parameter on a device that a step is given and gives back."""
     if parameter.optimizer_on == "device":
         return parameter.optimizer
-    if parameter.weights_on == "host":
+    if parameter.weights_on != "device":
         return 0
     return (jnp.dtype(config.precision.compute).itemsize + 4) * math.prod(layout.shard_shape)
 

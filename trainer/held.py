@@ -63,6 +63,10 @@ def _offloaded(keeper: Keeper) -> Iterator[str]:
         yield f"in host memory: {_megabytes(tier.host_bytes)} of buffers for these"
     else:
         yield f"in host memory, for all devices here: {_megabytes(tier.host_bytes)} {state}"
+    if keeper.layers is not None:
+        size = keeper.layers.bytes
+        yield f"on NVMe: {_megabytes(size.weights)} of layers' weights, {_megabytes(size.gradients)} of their gradients"
+        yield f"in host memory: {_megabytes(size.buffers)} of buffers for these"
     if weights:
         yield f"in host memory that devices read: {_megabytes(weights)} of layers' weights"
 

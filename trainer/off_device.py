@@ -14,9 +14,10 @@ import jax.numpy as jnp
 from sharding.layout import Layout
 from sharding.mesh import num_groups
 from trainer.config import Config
-from trainer.offload.buckets import cut
+from trainer.offload.buckets import UNIT, Bucket, cut
 from trainer.offload.buffers import PAGE, round_up
-from trainer.offload.choice import offloaded, streamed
+from trainer.offload.choice import in_file, offloaded, streamed
+from trainer.offload.layers import layer_bytes
 from trainer.offload.offloaded import AHEAD
 from trainer.offload.update import RULES
 
@@ -34,13 +35,13 @@ class OffDevice:
     activations: int = 0
     """Kept for the backward pass, pinned."""
     staging: int = 0
-    """Buckets on their way: gradients down, new weights up, and the buffers of what is on NVMe."""
+    """Buckets on their way: gradients down, new weights up, and the buffers of what is on NVMe, layers among it."""
     nvme: int = 0
-    """Float32 master weights and moments, in a file."""
+    """In files: float32 master weights and moments; streamed layers' weights, and their gradients in float32."""
 
     @property
     def host(self) -> int:
-        """All but the file."""
+        """All but the files."""
         return self.optimizer + self.in_step + self.staging
 
     @property
@@ -57,29 +58,37 @@ def gradients_passing(micro_batches: float) -> int:
 
 def off_device(config: Config, layouts: Mapping[str, Layout], activations: int) -> OffDevice:
     """Of a config no mesh axis of which is -1."""
-    away = {name: math.prod(layouts[name].shard_shape) for name in offloaded(config)}
-    stays = [away[name] for name in streamed(config)]
     itemsize = jnp.dtype(config.precision.compute).itemsize
-    sums = 2 if config.batch.accumulation(num_groups(config.mesh.sizes)) > 1 else 1
-    state, staging, nvme = _state(config, layouts)
+    adds = config.batch.accumulation(num_groups(config.mesh.sizes)) > 1
+    optimizer, staging, nvme = _state(config, layouts)
+    if names := in_file(config):
+        layers = [math.prod(layouts[name].shard_shape[1:]) for name in names]
+        files = layer_bytes(layers, layouts[names[0]].shard_shape[0], itemsize, adds)
+        most = max(bucket.size for bucket in _buckets(config, layouts) if bucket.name in names)
+        staging += files.buffers + (AHEAD + 1) * round_up(most, UNIT) * (4 + itemsize)
+        nvme += files.weights + files.gradients
+        return OffDevice(optimizer, activations=activations, staging=staging, nvme=nvme)
+    stays = [math.prod(layouts[name].shard_shape) for name in streamed(config)]
     # A parameter that stays in host memory is gathered, and copied where devices can reach it.
     gathered = 2 * itemsize * max(stays, default=0)
     return OffDevice(
-        optimizer=state,
+        optimizer=optimizer,
         weights=itemsize * sum(stays),
-        gradients=4 * sums * sum(stays),
+        gradients=4 * (1 + adds) * sum(stays),
         activations=activations,
         staging=staging + gathered,
         nvme=nvme,
     )
 
 
+def _buckets(config: Config, layouts: Mapping[str, Layout]) -> list[Bucket]:
+    shards = {name: layouts[name].shard_shape for name in offloaded(config)}
+    return list(cut(shards, config.offload.bucket, in_file(config)))
+
+
 def _state(config: Config, layouts: Mapping[str, Layout]) -> tuple[int, int, int]:
     """Bytes of masters and moments in host memory, of what is on its way to and from their update, and of the file."""
-    names = offloaded(config)
-    buckets = [
-        bucket.size for bucket in cut({name: layouts[name].shard_shape for name in names}, config.offload.bucket)
-    ]
+    buckets = [bucket.size for bucket in _buckets(config, layouts)]
     if not buckets:
         return 0, 0, 0
     of_state = 4 * (1 + len(RULES[config.optimizer.name].moments))

@@ -113,7 +113,7 @@ class Layers:
         self._down = deque(self.rows(most, np.dtype(np.float32)) for _ in range(waiting))
 
     @property
-    def file_bytes(self) -> LayerBytes:
+    def bytes(self) -> LayerBytes:
         """What is taken, but for the buckets of an update."""
         buffers = sum(ahead.host_bytes for ahead in self._ahead) + sum(one.host_bytes for one in self._sums)
         return LayerBytes(self._weights.num_bytes, self._gradients.num_bytes, buffers)

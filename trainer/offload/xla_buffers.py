@@ -7,6 +7,7 @@ ever, and GPUs that are not there cannot be compiled for. Knows nothing of what 
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any, Protocol
@@ -16,10 +17,12 @@ import numpy as np
 from jax.experimental.buffer_callback import Buffer, ExecutionContext, buffer_callback
 from jax.sharding import Mesh
 
+_numbers = itertools.count()  # of calls that are only compiled, so that no two are the same
+
 Callback = Callable[..., None]
 """(context, the buffer of the result, those of the operands)."""
 
-_ON_GPU = "xla_buffer_python_gpu_callback"
+ON_GPU = "xla_buffer_python_gpu_callback"
 """What `buffer_callback` has a program for GPUs call."""
 
 
@@ -31,7 +34,7 @@ def call(mesh: Mesh, callback: Callback, result: jax.ShapeDtypeStruct, *, acts: 
     """
     if _are_there(mesh):
         return buffer_callback(callback, result, has_side_effect=acts)
-    return partial(jax.ffi.ffi_call(_ON_GPU, result, has_side_effect=acts), index=np.uint64(0))
+    return partial(jax.ffi.ffi_call(ON_GPU, result, has_side_effect=acts), index=np.uint64(next(_numbers)))
 
 
 def _are_there(mesh: Mesh) -> bool:

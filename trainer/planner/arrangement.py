@@ -59,6 +59,8 @@ class Arrangement:
     """They are on NVMe."""
     streamed: bool = False
     """The layers' weights and gradients are on the host, but for those at work."""
+    layers_on_nvme: bool = False
+    """They are on NVMe, and come and go through the host's memory."""
     keeps_inputs: bool = False
     """A stage keeps only its input, and runs again for its backward pass."""
     spread: bool = False
@@ -97,7 +99,8 @@ class Arrangement:
             offload=config.offload.activations == "host",
             offloaded=_offloaded(config),
             on_nvme=config.offload.optimizer == "nvme",
-            streamed=config.offload.parameters == "host",
+            streamed=config.offload.parameters != "none",
+            layers_on_nvme=config.offload.parameters == "nvme",
             keeps_inputs=mesh[PIPELINE] > 1 and section.keep == "inputs",
             spread=mesh[PIPELINE] > 1 and section.head == "spread",
             parts=config.batch.parts,

@@ -11,13 +11,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
+from trainer.offload.xla_buffers import ON_GPU
 from trainer.planner.executed import Executed, executed
 from trainer.planner.hlo import Computation, HloError, Instruction, Module
 
 KERNEL = '"__gpu$xla.gpu.triton"'
 """What calls a Pallas kernel."""
-ALLOCATE = '"AllocateBuffer"'
-"""What makes room in host memory."""
+MOVES = ('"AllocateBuffer"', f'"{ON_GPU}"')
+"""What makes room in host memory, and what calls for a layer that is in a file."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,8 @@ def matmuls(module: Module, shares: Mapping[str, Fraction]) -> Iterator[Matmul]:
     """
     for one in executed(module, shares):
         instruction = one.instruction
-        allocates = instruction.attributes.get("custom_call_target") == ALLOCATE
-        if instruction.opcode in ("convolution", "custom-call") and not (allocates or kernel_name(instruction)):
+        moves = instruction.attributes.get("custom_call_target") in MOVES
+        if instruction.opcode in ("convolution", "custom-call") and not (moves or kernel_name(instruction)):
             raise HloError(f"no rule for the FLOPs of {instruction.name}, a {instruction.opcode}")
         if instruction.opcode != "dot":
             continue

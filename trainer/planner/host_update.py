@@ -37,7 +37,7 @@ class HostUpdate:
     up: Lane | None = None
     """New weights over the link, in the dtype that is computed with."""
     nvme: Lane | None = None
-    """Masters and moments, read and written on disk."""
+    """Masters and moments, read and written on disk; of layers there, gradients read and new weights written."""
 
     @property
     def lanes(self) -> dict[str, Lane]:
@@ -62,10 +62,29 @@ def host_update(a: Arrangement, stage: Stage, gpu: Gpu) -> HostUpdate:
     streamed = stage.streamed(a) / a.shares
     linked = away - streamed
     state = 2 * 4 * (1 + a.moments)  # read and written
-    moved = away * (state + 4 + a.itemsize) + streamed * 2 * a.itemsize  # which are copied once more
+    moved = away * (state + 4 + a.itemsize)
+    on_disk = away * state
+    if a.layers_on_nvme:
+        on_disk += streamed * (4 + a.itemsize)
+    else:
+        moved += streamed * 2 * a.itemsize  # which are copied once more
     return HostUpdate(
         down=Lane(4 * linked, gpu.host_bandwidth),
         update=Lane(moved, gpu.of_host("host_memory_bandwidth")),
         up=Lane(a.itemsize * linked, gpu.host_bandwidth),
-        nvme=Lane(away * state, gpu.of_host("nvme_bandwidth")) if a.on_nvme else None,
+        nvme=Lane(on_disk, gpu.of_host("nvme_bandwidth")) if a.on_nvme else None,
     )
+
+
+def layers_lane(a: Arrangement, stage: Stage, gpu: Gpu) -> Lane | None:
+    """What a device's layers have a disk move for one micro-batch: weights are read twice, and the sum of gradients is
+    written and, but for the first, read. None where they are not on one.
+
+    Raises:
+        ConfigError: the GPU's file leaves out how fast its host's disks are.
+    """
+    if not a.layers_on_nvme:
+        return None
+    not_first = 1 - 1 / a.micro_batches
+    moved = stage.streamed(a) / a.shares * (2 * a.itemsize + 4 * (1 + not_first))
+    return Lane(moved, gpu.of_host("nvme_bandwidth"))

@@ -123,11 +123,12 @@ def _kernels(program: ClosedJaxpr, module: Module, shares: Mapping[str, Fraction
 
 
 def _master(program: Program, arguments: Sequence[Instruction]) -> Line:
-    """Of what is offloaded: its copy, wherever it stays."""
+    """Of what is offloaded: its copy, wherever it stays, but in files."""
     itemsize = jnp.dtype(program.zero.compute).itemsize
     sizes = {
         name: math.prod(layout.shard_shape) * (itemsize if name in program.offloaded else 4)
         for name, layout in program.layouts.items()
+        if name not in program.in_file
     }
     name = "weights" if program.offloaded else "master weights"
     return Line(name=name, traced=sum(sizes.values()), compiled=_num_bytes(arguments, MASTER))
@@ -168,7 +169,8 @@ def _gradients(program: Program, module: Module) -> Iterator[Line]:
     in_loop = program.accumulation - (1 if program.streamed else 0)
     if in_loop <= 1 and program.pipeline is None:
         return
-    planned = Counter(4 * math.prod(_summed(layout, program)) for layout in program.layouts.values())
+    layouts = [layout for name, layout in program.layouts.items() if name not in program.in_file]
+    planned = Counter(4 * math.prod(_summed(layout, program)) for layout in layouts)
     loops = (one for part in module.computations.values() for one in part.instructions if one.opcode == "while")
     summed = max((_in_float32(_changed(module, loop)) & planned for loop in loops), key=_total)
     yield Line(name="gradients, summed", traced=_total(planned), compiled=_total(summed))

@@ -11,7 +11,7 @@ from functools import cached_property
 
 from trainer.planner.arrangement import Arrangement
 from trainer.planner.cost import Cost, Costs
-from trainer.planner.host_update import HostUpdate, host_update
+from trainer.planner.host_update import HostUpdate, host_update, layers_lane
 from trainer.planner.kept import bytes_on_host
 from trainer.planner.links import Cluster, Group
 from trainer.planner.practice import Hidden
@@ -35,7 +35,7 @@ class Seconds:
     data: float
     """Weights gathered and gradients reduced, over `data` and `replica`."""
     host: float
-    """Activations to the host and back; streamed weights from there, and their gradients back."""
+    """Activations to the host and back; streamed weights from there or from NVMe, and their gradients back."""
     host_update: float
     """The update of what is offloaded, with gradients on their way to the host and weights on theirs back."""
     bubble: float
@@ -194,13 +194,18 @@ class Step:
     def streamed(self) -> float:
         """Seconds of one micro-batch's weights from the host, for its forward and its backward pass, and of gradients:
         their sum so far from there and, as far as nothing hides it, the new one back. By XLA's schedule for an H100, a
-        layer begins when nearly all is there that it needs."""
+        layer begins when nearly all is there that it needs. A disk is at work beside all of that, and what is beside
+        its layers waits for them."""
         a = self.a
         shards = self.fullest.streamed(a) / a.shares
         sums = 4 * shards / self.cluster.gpu.host_bandwidth
         weights = 2 * a.itemsize * shards / self.cluster.gpu.host_bandwidth
-        not_first = 1 - 1 / a.micro_batches
-        return weights + sums * not_first + self.exposed("to_host", sums, self.backward.work * a.depth * a.chunks)
+        not_first, layers = 1 - 1 / a.micro_batches, a.depth * a.chunks
+        lane = layers_lane(a, self.fullest, self.cluster.gpu)
+        if lane is None:
+            return weights + sums * not_first + self.exposed("to_host", sums, self.backward.work * layers)
+        link = weights + sums * (1 + not_first)  # in turn with the device's work
+        return link + max(0.0, lane.seconds - link - (self.forward + self.backward).work * layers)
 
     def _gathered(self, once: float) -> float:
         """What is left of gathers that take the seconds `once` each: at the start of a step, or for every use."""
