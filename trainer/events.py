@@ -14,6 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from trainer.secrets import hide
+
 FILE = "events.jsonl"
 EVENTS = {
     "start": "the run begins: `devices`, `processes`",
@@ -63,4 +65,6 @@ class Events:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, str):
+        return hide(value)  # the reason of an error may hold the URL that failed, password and all
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -57,6 +57,12 @@ def test_steps_after_the_checkpoint_are_told_as_lost(tmp_path: Path, monkeypatch
     assert restart["last_seen"] <= restart["time"]
 
 
+def test_a_reason_holds_no_password(tmp_path: Path) -> None:
+    Events(tmp_path).tell("failed_save", 3, reason="no route to https://me:s3cr3t@host/bucket")
+    (record,) = read_jsonl(tmp_path / FILE)
+    assert record["reason"] == "no route to https://***@host/bucket"
+
+
 def test_numbers_that_are_not_finite_are_null_and_a_full_disk_ends_nothing(tmp_path: Path) -> None:
     events = Events(tmp_path)
     events.tell("skip", 3, loss=math.nan, grad_norm=math.inf)
