@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Protocol
 
 import jax
@@ -11,7 +12,6 @@ import numpy as np
 from models.inputs import Batch
 from trainer import logical
 from trainer.checkpoint import Later, Read
-from trainer.logical import Arrays
 from trainer.program import Program
 from trainer.step import Metrics, TrainState
 
@@ -53,7 +53,10 @@ class OnDevices:
         self.state = self.program.init()
 
     def restore(self, read: Read) -> None:
-        self.state = logical.from_logical(self.program, read(logical.names(self.program)))
+        alone = logical.outgrown(self.program)
+        held = {name: logical.as_held(self.program, name, read([name])[name]) for name in alone}
+        rest = read([name for name in logical.names(self.program) if name not in held])
+        self.state = logical.from_logical(self.program, rest, held)
 
     def abstract(self) -> dict[str, jax.ShapeDtypeStruct]:
         return logical.abstract_logical(self.program)
@@ -62,5 +65,10 @@ class OnDevices:
         self.state, metrics = self.program.step(self.state, batch, *limits)
         return metrics
 
-    def logical(self) -> Arrays:
-        return logical.to_logical(self.program, self.state)
+    def logical(self) -> dict[str, jax.Array | Later]:
+        program, state, abstract = self.program, self.state, self.abstract()
+        later: dict[str, jax.Array | Later] = {
+            name: Later(abstract[name], partial(logical.to_logical_alone, program, state, name))
+            for name in logical.outgrown(program)
+        }
+        return logical.to_logical(program, state, [name for name in abstract if name not in later]) | later

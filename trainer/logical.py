@@ -7,6 +7,7 @@ Knows nothing of files.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
@@ -24,6 +25,8 @@ from trainer.step import TrainState
 
 Arrays = dict[str, jax.Array]
 SCALAR = Layout(())
+SMALL = 2**20
+"""Bytes of an array that no device minds to hold whole."""
 
 
 def names(program: Program) -> list[str]:
@@ -40,12 +43,32 @@ def to_logical(program: Program, state: TrainState, names: Collection[str] | Non
     return _view(program).to_logical(state, names)
 
 
-def from_logical(program: Program, arrays: Mapping[str, jax.Array]) -> TrainState:
-    """The state made of logical arrays, None for those that are not given.
+def from_logical(
+    program: Program, arrays: Mapping[str, jax.Array], held: Mapping[str, jax.Array] | None = None
+) -> TrainState:
+    """The state made of logical arrays and of those that are `held` by the devices as they shall be; None for the rest.
 
-    Where nothing is padded it is the same memory: do not use `arrays` again.
+    Where nothing is padded it is the same memory: do not use them again.
     """
-    return _view(program).from_logical(arrays)
+    return _view(program).from_logical(arrays, held or {})
+
+
+def outgrown(program: Program) -> list[str]:
+    """The names of large arrays that take much more of a device as logical arrays: to be had one at a time.
+
+    They have no dim that divides by the mesh axes that cut them, and JAX cuts no array unevenly.
+    """
+    return list(_view(program).outgrown)
+
+
+def to_logical_alone(program: Program, state: TrainState, name: str) -> jax.Array:
+    """One array of `to_logical`."""
+    return to_logical(program, state, [name])[name]
+
+
+def as_held(program: Program, name: str, array: jax.Array) -> jax.Array:
+    """One logical array as the devices hold it in the state."""
+    return _leaf(program.mesh, _view(program).layouts[name])[0](array)
 
 
 def abstract_logical(program: Program) -> dict[str, jax.ShapeDtypeStruct]:
@@ -87,7 +110,8 @@ class _View(NamedTuple):
     layouts: dict[str, Layout]
     abstract: dict[str, jax.ShapeDtypeStruct]
     to_logical: Callable[[TrainState, Collection[str] | None], Arrays]
-    from_logical: Callable[[Mapping[str, jax.Array]], TrainState]
+    from_logical: Callable[[Mapping[str, jax.Array], Mapping[str, jax.Array]], TrainState]
+    outgrown: list[str]
 
 
 @lru_cache(maxsize=4)  # for the sake of the compiled functions; no arrays are kept
@@ -124,13 +148,20 @@ def _view(program: Program) -> _View:
         wanted = {name: arrays[name] for name in (arrays if names is None else names)}
         return unpad_all(frozenset(wanted))(wanted)
 
-    def from_logical(arrays: Mapping[str, jax.Array]) -> TrainState:
+    def from_logical(arrays: Mapping[str, jax.Array], held: Mapping[str, jax.Array]) -> TrainState:
         to_pad = {name: arrays[name] for name in padded if name in arrays}
-        arrays = {**arrays, **pad_all(frozenset(to_pad))(to_pad)}
+        arrays = {**arrays, **pad_all(frozenset(to_pad))(to_pad), **held}
         leaves = [jax.device_put(arrays[name], x.sharding) if name in arrays else None for name, x in stored.items()]
         return jax.tree.unflatten(form, leaves)
 
-    return _View(layouts, abstract, to_logical, from_logical)
+    outgrown = [
+        name for name in padded if _bytes_of_shard(abstract[name]) > max(SMALL, 2 * _bytes_of_shard(stored[name]))
+    ]
+    return _View(layouts, abstract, to_logical, from_logical, outgrown)
+
+
+def _bytes_of_shard(array: jax.ShapeDtypeStruct) -> int:
+    return math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
 
 
 def _shardings(abstract: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, Any]:

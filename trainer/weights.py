@@ -31,9 +31,18 @@ def restore_weights(program: Program, checkpoints: Checkpoints, step: int) -> Ar
     for name in program.streamed:
         array = saved[_PREFIX + name]
         saved[_PREFIX + name] = array.update(sharding=array.sharding.with_memory_kind(HOST))
-    names = [_PREFIX + name for name in program.layouts]
-    arrays = checkpoints.restore(step, saved, names, np.dtype(program.zero.compute))
-    return {name: _stored(program, name, arrays.pop(_PREFIX + name)) for name in program.layouts}
+    alone = logical.outgrown(program)
+    together = [name for name in program.layouts if _PREFIX + name not in alone]
+
+    def read(names: list[str]) -> Arrays:
+        logical_names = [_PREFIX + name for name in names]
+        arrays = checkpoints.restore(step, saved, logical_names, np.dtype(program.zero.compute))
+        return {name: _stored(program, name, arrays.pop(_PREFIX + name)) for name in names}
+
+    weights = read(together)
+    for name in program.layouts:
+        weights |= {} if name in weights else read([name])
+    return weights
 
 
 def abstract_saved(program: Program) -> dict[str, jax.ShapeDtypeStruct]:
