@@ -9,9 +9,10 @@ from pathlib import Path
 from trainer.checkpoint import Checkpoints, Keep
 from trainer.checkpoint.damage import Damaged
 from trainer.checkpoint.draft import remove
-from trainer.checkpoint.foreign import refusal
+from trainer.checkpoint.foreign import is_of_format_1, refusal
 from trainer.checkpoint.inspect import Entry, compare, damage, entries
 from trainer.checkpoint.keep import METRIC
+from trainer.checkpoint.read import open_arrays
 from trainer.config import Config
 from trainer.errors import ConfigError
 from trainer.tables import make_table, wide_console
@@ -75,6 +76,28 @@ def compare_checkpoints(run: Path, one: int, other: int) -> None:
         wide_console().print(table)
     else:
         print(f"{one} and {other} hold the same bits")
+
+
+def export_checkpoint(run: Path, step: int, folder: Path) -> None:
+    """Writes one as orbax does, verified and an array at a time.
+
+    Raises:
+        ConfigError: there is none of this step, it is damaged, or the folder is there already.
+    """
+    checkpoints = _open(run)
+    path = checkpoints.folder / str(checkpoints.require(step))
+    if folder.exists():
+        raise ConfigError(f"{folder} is there already; name a folder that is not")
+    if is_of_format_1(path):
+        raise ConfigError(f"{path} is in orbax's format already: its arrays are in {path / 'arrays'}")
+    from trainer.checkpoint import orbax
+
+    try:
+        with open_arrays(path) as reader:
+            orbax.export(reader, folder)
+    except Damaged as error:
+        raise ConfigError(f"{path} is damaged: {error}") from None
+    print(f"{folder} holds the arrays of step {step} by name: orbax.checkpoint.PyTreeCheckpointer().restore reads them")
 
 
 def remove_checkpoints(run: Path, steps: Sequence[int] | None, really: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -21,6 +22,10 @@ def checkpoints(
         tuple[int, int] | None,
         typer.Option("--diff", metavar="STEP STEP", help="In which arrays two differ, and by how much."),
     ] = None,
+    export: Annotated[
+        tuple[int, Path] | None,
+        typer.Option("--export", metavar="STEP DIR", help="Write one as orbax does, for other JAX programs."),
+    ] = None,
     remove: Annotated[
         list[int] | None, typer.Option("--remove", metavar="STEP", help="Remove this one; may be given again.")
     ] = None,
@@ -29,11 +34,11 @@ def checkpoints(
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Without it, what is to be removed is only shown.")] = False,
 ) -> None:
-    """List, verify and compare a run's checkpoints, or remove some.
+    """List, verify, compare and export a run's checkpoints, or remove some.
 
     Example: meshwright checkpoints runs/quickstart --verify
     """
-    asked = {"--verify": verify, "--diff": diff, "--remove": remove, "--prune": prune}
+    asked = {"--verify": verify, "--diff": diff, "--export": export, "--remove": remove, "--prune": prune}
     given = [option for option, value in asked.items() if value]
     if len(given) > 1:
         raise ConfigError(f"{' and '.join(given)}: one at a time")
@@ -45,6 +50,8 @@ def checkpoints(
         raise typer.Exit(0 if show.verify_checkpoints(run) else FAILED)
     if diff:
         show.compare_checkpoints(run, *diff)
+    elif export:
+        show.export_checkpoint(run, *export)
     elif remove or prune:
         show.remove_checkpoints(run, remove or None, yes)
     else:

@@ -7,6 +7,8 @@ import shutil
 from pathlib import Path
 
 import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 from click.testing import Result
 from typer.testing import CliRunner
@@ -114,6 +116,17 @@ def test_arrays_that_one_alone_has_are_named(run: Path) -> None:
     assert re.search(r"more +only in 50", output)
     assert re.search(r"parameters.weight +only in 40", output)
     assert re.search(r"step +int32\[\] and float32\[2\]", output)
+
+
+def test_other_programs_read_what_is_exported(run: Path, tmp_path: Path) -> None:
+    assert here(run, "--export", "20", str(tmp_path / "out")).exit_code == 0
+    found = ocp.PyTreeCheckpointer().restore(tmp_path / "out")
+    assert found.keys() == weights(20).keys()
+    np.testing.assert_array_equal(found["parameters.weight"], weights(20)["parameters.weight"])
+    assert "is there already" in here(run, "--export", "20", str(tmp_path / "out")).stderr
+    damage(run, 20)
+    assert "20 is damaged" in here(run, "--export", "20", str(tmp_path / "other")).stderr
+    assert not (tmp_path / "other").exists()
 
 
 def test_nothing_is_removed_without_yes(run: Path) -> None:
