@@ -13,6 +13,7 @@ from trainer.data.batches import HeldOutBatches
 from trainer.data.packing import PackedSequences
 from trainer.devices import put_batch
 from trainer.errors import ConfigError
+from trainer.processes.membership import is_first, of_first
 
 if TYPE_CHECKING:
     from trainer.trainer import Trainer
@@ -30,13 +31,14 @@ def evaluate(trainer: Trainer, parameters: dict[str, jax.Array], everything: boo
     batches = HeldOutBatches(packed, config.batch.global_, config.train.eval_batches)
     loss = tokens = num_bytes = 0.0
     for index in range(len(batches)):
-        host = batches.batch(index)
         batch = put_batch(program.mesh, program.batch_specs, config.batch.global_, partial(batches.rows, index))
         sums = jax.device_get(program.evaluate(parameters, batch))
         loss, tokens = loss + float(sums[0]), tokens + float(sums[1])
         trainer.phases.moved()
-        if corpus.bytes_per_token is not None:
+        if corpus.bytes_per_token is not None and is_first():
+            host = batches.batch(index)
             num_bytes += float(np.sum(corpus.bytes_per_token[host["targets"]] * host["weights"]))
+    num_bytes = float(of_first("bytes", str(num_bytes)))
     if not tokens:
         raise ConfigError("the held-out documents hold no token after their first; give data.path longer ones")
     result = {"loss": loss / tokens, "perplexity": math.exp(min(loss / tokens, 700)), "tokens": int(tokens)}

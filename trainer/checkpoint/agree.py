@@ -10,13 +10,13 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from trainer.processes.membership import current
+from trainer.processes import membership
 
 
 def of_first(numbers: Sequence[int]) -> list[int]:
     """The numbers (of 31 bits) that process 0 has. Touches no device, unless somebody else has joined the processes."""
-    if (here := current()) is not None:
-        return json.loads(here.of_first("numbers", json.dumps(list(numbers))))
+    if membership.current() is not None:
+        return json.loads(membership.of_first("numbers", json.dumps(list(numbers))))
     if not jax.distributed.is_initialized() or jax.process_count() == 1:
         return list(numbers)
     count = int(multihost_utils.broadcast_one_to_all(np.int32(len(numbers))))

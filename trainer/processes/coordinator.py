@@ -39,7 +39,7 @@ class Coordinator:
         )
         assert self._process.stdout is not None
         if self._process.stdout.readline() != "ready\n":
-            self._process.wait()
+            self._process.communicate()
             raise OSError(
                 f"process 0 cannot listen at {address}: the port is taken, or the address is not one of this host's"
             )

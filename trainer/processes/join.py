@@ -40,7 +40,7 @@ def join(place: Place, gpus: Sequence[int] | None, environment: Mapping[str, str
     coordinator = None
     if place.process == 0:
         address = environment.get(BIND, place.coordinator)
-        _require_reachable(place, address)
+        require_reachable(place, address)
         coordinator = Coordinator(address, place.processes)
     if gpus is not None:
         jax.config.update("jax_cuda_visible_devices", ",".join(map(str, gpus)))
@@ -81,8 +81,13 @@ def _connect(place: Place) -> Any:
     return client
 
 
-def _require_reachable(place: Place, address: str) -> None:
-    """Whether others can reach what a host calls itself: many a host's own name is 127.0.1.1 to it, and to no other."""
+def require_reachable(place: Place, address: str) -> None:
+    """Whether others can reach what a host calls itself: many a host's own name is 127.0.1.1 to it, and to no other.
+
+    Raises:
+        ConfigError: they cannot.
+        OSError: nobody knows the name.
+    """
     host = address.rpartition(":")[0].strip("[]")
     is_local = host == "localhost" or host.startswith("127.") or host == "::1"
     if is_local or place.on_host == place.processes:

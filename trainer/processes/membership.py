@@ -40,13 +40,6 @@ class Membership:
     """Process 0 has it."""
     _turns: int = field(default=0, init=False)
 
-    def of_first(self, about: str, text: str) -> str:
-        """The text that process 0 gives, for all."""
-        turn = self.turn(about)
-        if self.is_first:
-            self.store.put(turn, text)
-        return self.store.wait_for(turn)
-
     @property
     def is_first(self) -> bool:
         """Whether it speaks for all."""
@@ -94,6 +87,16 @@ def agreed_stop(first: int) -> AgreedStop | OwnStop:
     stop = AgreedStop(here.store, here.place.process, here.place.processes, here.turn("stop"), first)
     here.watch.hear.append(stop.hear)
     return stop
+
+
+def of_first(about: str, text: str) -> str:
+    """The text that process 0 gives, for all."""
+    if (here := _current) is None:
+        return text
+    turn = here.turn(about)
+    if here.is_first:
+        here.store.put(turn, text)
+    return here.store.wait_for(turn)
 
 
 @contextmanager
