@@ -10,7 +10,7 @@ import errno
 import fcntl
 import os
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
@@ -69,8 +69,16 @@ class BlockWriter:
     def __init__(self, path: Path, workers: Workers) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
         self._workers = workers
-        self.num_bytes = 0
+        self.num_bytes = self._length = 0
         _go_past_the_cache(self._file)
+
+    def expect(self, sizes: Iterable[int]) -> None:
+        """Makes the file as long as it will be with pieces of so many bytes, which then need not wait for others."""
+        self._lengthen(self.num_bytes + sum(round_up(size, PAGE) for size in sizes))
+
+    def _lengthen(self, num_bytes: int) -> None:
+        os.ftruncate(self._file, num_bytes)  # threads whose writes lengthened it would wait for one another
+        self._length = num_bytes
 
     def add(self, data: np.ndarray) -> tuple[int, list[Future[int]]]:
         """Begins to write a piece: where it begins, and the checksums of its blocks once they are written.
@@ -78,7 +86,8 @@ class BlockWriter:
         `data` is uint8 [bytes], and must not change before. The futures raise OSError where that fails.
         """
         offset, self.num_bytes = self.num_bytes, self.num_bytes + round_up(data.size, PAGE)
-        os.ftruncate(self._file, self.num_bytes)  # threads that lengthen a file would wait for one another
+        if self.num_bytes > self._length:
+            self._lengthen(self.num_bytes)
         parts = [data[start : start + BLOCK] for start in range(0, data.size, BLOCK)]
         return offset, [
             self._workers.submit(self._writing(part, offset + number * BLOCK)) for number, part in enumerate(parts)
@@ -98,10 +107,11 @@ class BlockWriter:
 
     def close(self) -> None:
         """Waits until all that was written is on the disk; to be called once the futures are done, at most once."""
+        file, self._file = self._file, -1
         try:
-            os.fsync(self._file)
+            os.fsync(file)
         finally:
-            os.close(self._file)
+            os.close(file)
 
 
 class BlockReader:

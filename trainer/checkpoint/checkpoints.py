@@ -115,10 +115,13 @@ class Checkpoints:
         except OSError as error:
             self._failure = error if isinstance(error, OffloadError) else self._described(step, error)
             self._tell()
-        self._saving = step, self._behind.submit(self._complete, draft, dict(meta), dict(metrics or {}), began)
+        saving = self._behind.submit(self._complete, draft, snapshot, dict(meta), dict(metrics or {}), began)
+        self._saving = step, saving
 
-    def _complete(self, draft: Draft, meta: Mapping[str, Any], metrics: Mapping[str, float], began: float) -> None:
-        draft.complete(meta, metrics)
+    def _complete(
+        self, draft: Draft, snapshot: Snapshot, meta: Mapping[str, Any], metrics: Mapping[str, float], began: float
+    ) -> None:
+        draft.complete(snapshot, meta, metrics)
         self.seconds = time.monotonic() - began
         if jax.process_index() == 0:
             for step in self.unwanted():

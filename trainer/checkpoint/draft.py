@@ -42,7 +42,7 @@ class Draft:
         self._writer: ArrayWriter | None = None
 
     def begin(self, snapshot: Snapshot) -> None:
-        """Writes what is made later, and begins to write all the rest.
+        """Writes what is made later.
 
         Raises:
             OSError: there is no room, or something could not be made or written.
@@ -53,16 +53,17 @@ class Draft:
             if snapshot.num_bytes > free:  # not to be tried: it would fill the disk for others too
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self._writer = ArrayWriter(self._path / f"{self._process}.bin", self._process)
-            self._writer.write(snapshot)
+            self._writer.write_later(snapshot)
 
-    def complete(self, meta: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
-        """Waits until all is written, by all processes, and commits it.
+    def complete(self, snapshot: Snapshot, meta: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
+        """Writes all the rest, waits until all processes have done so, and commits it.
 
         Raises:
             OSError: this process or another one failed, or was not heard of.
         """
         assert self._writer is not None
         with self._telling_others():
+            self._writer.write(snapshot)
             index = self._writer.finish()
             write_sealed(self._path / f"{self._process}.json", to_plain(index))
             if self._process != 0:
@@ -85,6 +86,7 @@ class Draft:
             if self._writer is not None:
                 self._writer.abandon()
             with contextlib.suppress(OSError):
+                (self._path / f"{self._process}.bin").unlink(missing_ok=True)  # there may be no room for anything else
                 (self._path / f"{self._process}.failed").write_text(f"process {self._process}: {error}")
             raise
 

@@ -60,24 +60,32 @@ class ArrayWriter:
         self._workers = Workers()
         self._file = BlockWriter(path, self._workers)
         self._process = process
-        self._kinds: dict[str, tuple[np.dtype, tuple[int, ...]]] = {}
+        self._kinds: Mapping[str, tuple[np.dtype, tuple[int, ...]]] = {}
         self._pieces: dict[str, list[Begun]] = {}
 
-    def write(self, snapshot: Snapshot) -> None:
-        """Makes and writes one after another what is made later, then begins to write all the rest.
+    def write_later(self, snapshot: Snapshot) -> None:
+        """Makes and writes one after another what is made later.
 
         Raises:
             OSError: something could not be made or written.
         """
-        self._kinds |= snapshot.kinds
         for turn, (name, later) in enumerate(snapshot.later.items()):
             array = later.make()
             for _, _, blocks in self._add(name, [(box, np.asarray(shard)) for box, shard in _own_shards(array, turn)]):
                 for block in blocks:
                     block.result()
             array.delete()
+
+    def write(self, snapshot: Snapshot) -> None:
+        """Begins to write what is in host memory, each block of which is free once it is written.
+
+        Raises:
+            OSError: there is no room.
+        """
+        self._kinds = snapshot.kinds
+        self._file.expect(data.nbytes for parts in snapshot.parts.values() for _, data in parts)
         while snapshot.parts:
-            self._add(*snapshot.parts.popitem())  # each block's memory is free once it is written
+            self._add(*snapshot.parts.popitem())
 
     def _add(self, name: str, parts: list[Part]) -> list[Begun]:
         self._pieces[name] = [(box, *self._file.add(_bytes(data))) for box, data in parts]
