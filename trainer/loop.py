@@ -19,6 +19,7 @@ from trainer.display import Display, Lines, make_display
 from trainer.errors import ConfigError, OffloadError
 from trainer.events import Events
 from trainer.failures.board import find_board
+from trainer.failures.guard import Trouble
 from trainer.failures.phases import DEVICES, EVALUATION, OTHERS, SAVE, STATE
 from trainer.failures.replicas import ReplicaCheck
 from trainer.failures.response import Setback, respond
@@ -87,26 +88,28 @@ class Loop:
                 return
             trainer.open_folder()
             self._tell_start(first)
-            self._require_text_to_evaluate()
-            with (
-                Watchdog(config.watchdog, trainer.phases, find_board(), trainer.folder, self.events),
-                StopRequest(self._wished) as self.stop,
-            ):
-                with self.trainer.phases(STATE):
-                    jax.block_until_ready(trainer.restored_state)
-                if first:
-                    display.say(f"goes on from step {first}")
-                self._say_what_runs(display)
-                try:
-                    while not self._train(trainer.step, last, display):
-                        pass
-                except BaseException as error:
-                    self.events.tell("end", trainer.step, reason=str(error) or type(error).__name__)
-                    if isinstance(error, Exception):  # what is being written is worth waiting for; Ctrl-C does not
-                        self._try_to_save(trainer.checkpoints.wait)
-                    raise
+            try:
+                self._train_all(first, last, display)
+            except BaseException as error:
+                self.events.tell("end", trainer.step, reason=str(error) or type(error).__name__)
+                if isinstance(error, Exception):  # what is being written is worth waiting for; Ctrl-C does not
+                    self._try_to_save(trainer.checkpoints.wait)
+                raise
             self.events.tell("end", trainer.step, reason="finished" if trainer.stopped_by is None else "signal")
         self._report()
+
+    def _train_all(self, first: int, last: int, display: Display) -> None:
+        trainer, config = self.trainer, self.config
+        self._require_text_to_evaluate()
+        with Watchdog(config.watchdog, trainer.phases, find_board(), trainer.folder):
+            with trainer.phases(STATE):
+                jax.block_until_ready(trainer.restored_state)
+            if first:
+                display.say(f"goes on from step {first}")
+            self._say_what_runs(display)
+            with StopRequest(self._wished) as self.stop:
+                while not self._train(trainer.step, last, display):
+                    pass
 
     def _wished(self, text: str) -> None:
         """A signal has come; told by a thread of its own."""
@@ -321,16 +324,22 @@ class Loop:
         fetched: list[Metrics] = jax.device_get(self.unfetched)
         self._forget()
         self.unlogged += fetched
-        troubles = []
-        for step, metrics in enumerate(fetched, first):
-            if trouble := self.trainer.guard.look(step, float(metrics.loss), float(metrics.grad_norm)):
-                troubles.append(trouble)
-                changed = trouble.kind == "spike" and self.config.failures.on_spike != "skip"
-                event = "spike" if changed else "skip"
-                values = {"loss": trouble.loss, "grad_norm": trouble.grad_norm, "reason": trouble.why}
-                self.events.tell(event, step, seconds_lost=self.step_seconds, **values)
+        looks = [
+            self.trainer.guard.look(step, float(metrics.loss), float(metrics.grad_norm))
+            for step, metrics in enumerate(fetched, first)
+        ]
+        troubles = [trouble for trouble in looks if trouble is not None]
+        for trouble in troubles:
+            self._tell(trouble)
         self.replicas.look()
         respond(self.trainer, troubles)
+
+    def _tell(self, trouble: Trouble) -> None:
+        wanted = self.config.failures.wanted(trouble.kind)
+        event = "skip" if trouble.kind == "nonfinite" or wanted == "skip" else "spike"
+        lost = {"seconds_lost": self.step_seconds} if wanted == "skip" else {}  # else a rollback counts it
+        values = {"loss": trouble.loss, "grad_norm": trouble.grad_norm, "reason": trouble.why}
+        self.events.tell(event, trouble.step, **values, **lost)
 
     def _require_range(self, metrics: Metrics) -> None:
         """Before anything is saved, too: what is exhausted stays so, and could not be gone on from."""

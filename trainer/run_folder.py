@@ -2,7 +2,7 @@
 
     config.yaml        the resolved config
     environment.json   one record per start: versions, host, devices, data and its sizes, commit
-    metrics.jsonl, events.jsonl, tensorboard/, checkpoints/    written by others
+    metrics.jsonl, events.jsonl, rollbacks.jsonl, tensorboard/, checkpoints/, watchdog/    written by others
 
 Takes the config as plain nested data, and knows nothing of training. One process per run opens the folder.
 """

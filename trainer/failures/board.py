@@ -91,10 +91,9 @@ def find_board() -> Board:
 
 def behind(stands: Mapping[int, Stand], silent: Sequence[int]) -> list[int]:
     """The processes that the others wait for: those that give no sign; else, of those that have sent off the fewest
-    steps, the ones that do not wait for others themselves. None, where all wait."""
+    steps, the ones that do not wait themselves. None where these wait too: then it is the devices."""
     if silent:
         return sorted(silent)
     fewest = min(stand.step for stand in stands.values())
     last = [process for process, stand in stands.items() if stand.step == fewest]
-    busy = [process for process in last if not stands[process].phase.startswith(WAITS)]
-    return sorted(busy or (last if len(last) < len(stands) else []))
+    return sorted(process for process in last if not stands[process].phase.startswith(WAITS))

@@ -7,6 +7,9 @@ from typing import Literal
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
+Kind = Literal["nonfinite", "spike"]
+"""How a step can go wrong."""
+
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class FailuresConfig:
@@ -32,6 +35,10 @@ class FailuresConfig:
     @property
     def rolls_back(self) -> bool:
         return "rollback" in (self.on_nonfinite, self.on_spike)
+
+    def wanted(self, kind: Kind) -> str:
+        """What is to be done about a step that went wrong in this way."""
+        return {"nonfinite": self.on_nonfinite, "spike": self.on_spike}[kind]
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))

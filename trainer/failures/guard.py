@@ -11,11 +11,11 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from trainer.failures.config import FailuresConfig
+from trainer.failures.config import FailuresConfig, Kind
 
 _NAMES = {"loss": "loss", "grad_norm": "gradient norm"}
 
@@ -28,7 +28,7 @@ class Trouble:
     """Counted as metrics do: the first is 1."""
     loss: float
     grad_norm: float
-    kind: Literal["nonfinite", "spike"]
+    kind: Kind
     why: str
     """`its loss is ...`"""
 

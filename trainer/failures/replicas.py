@@ -7,7 +7,8 @@ waits for it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cached_property
 
 import jax
 import numpy as np
@@ -28,18 +29,26 @@ class ReplicaCheck:
     """Of all that the devices hold of the training state, every `every` steps; never where that is None."""
 
     def __init__(self, program: Program, every: int | None) -> None:
-        self._mesh, self._every = program.mesh, every
-        self._names = names(program)
+        self._program, self._every = program, every
+        self._due: list[tuple[int, jax.Array, jax.Array]] = []
+        self.same_at: int | None = None
+        """The last step after which all was the same."""
+
+    @cached_property
+    def _names(self) -> list[str]:
+        return names(self._program)
+
+    @cached_property
+    def _compare(self) -> Callable[[TrainState], tuple[jax.Array, jax.Array]]:
+        """See `sharding.replicas.compare`."""
+        program = self._program
         specs = jax.tree.leaves(program.state_specs, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec))
         axes = [axes_of_replicas(spec, program.mesh.shape) for spec in specs]
         by_device = PartitionSpec(tuple(axis for axis in AXES if program.mesh.shape[axis] > 1))
         local = program.manual(
             lambda state: compare(jax.tree.leaves(state), axes), (program.state_specs,), (PartitionSpec(), by_device)
         )
-        self._compare = jax.jit(local)
-        self._due: list[tuple[int, jax.Array, jax.Array]] = []
-        self.same_at: int | None = None
-        """The last step after which all was the same."""
+        return jax.jit(local)
 
     def after(self, step: int, state: TrainState, saves: bool) -> None:
         """Of each finished step; sends the comparison off where it is due, or the state about to be saved."""
@@ -61,10 +70,11 @@ class ReplicaCheck:
 
     def _describe(self, step: int, differ: np.ndarray, prints: jax.Array) -> str:
         """`differ` is bool [AXES, arrays], `prints` uint32 [devices, arrays]."""
+        devices = self._program.mesh.devices
         everywhere = multihost_utils.process_allgather(prints, tiled=True)
-        values = np.asarray(everywhere).reshape(*self._mesh.devices.shape, len(self._names))
+        values = np.asarray(everywhere).reshape(*devices.shape, len(self._names))
         axis, array = (int(place[0]) for place in np.nonzero(differ))
-        odd = "; ".join(_odd(np.moveaxis(self._mesh.devices, axis, -1), np.moveaxis(values[..., array], axis, -1)))
+        odd = "; ".join(_odd(np.moveaxis(devices, axis, -1), np.moveaxis(values[..., array], axis, -1)))
         others = int(differ.any(0).sum()) - 1
         more = f", and so do those of {others} other arrays" if others else ""
         same = "" if self.same_at is None else f"; they were the same after step {self.same_at}"

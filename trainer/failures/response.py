@@ -32,15 +32,14 @@ def respond(trainer: Trainer, troubles: Sequence[Trouble]) -> None:
         Setback: it is to go back first.
         TrainingError: it is to stop, or cannot go back.
     """
-    config = trainer.config.failures
-    wanted = {"nonfinite": config.on_nonfinite, "spike": config.on_spike}
-    troubles = [trouble for trouble in troubles if wanted[trouble.kind] != "skip"]
+    wanted = trainer.config.failures.wanted
+    troubles = [trouble for trouble in troubles if wanted(trouble.kind) != "skip"]
     if not troubles:
         return
     with contextlib.suppress(OSError):  # that is told when the next is saved
         trainer.checkpoints.wait()  # what is on its way to disk counts, too
     for trouble in troubles:
-        if wanted[trouble.kind] == "stop":
+        if wanted(trouble.kind) == "stop":
             raise TrainingError(
                 f"{_describe(trainer, trouble)}; {_newest(trainer)}. With failures.on_{trouble.kind}=rollback it would "
                 "go back by itself, and leave the batch out"

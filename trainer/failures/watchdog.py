@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from trainer.commands.exit_codes import FAILED
 from trainer.events import Events
@@ -37,9 +37,9 @@ TO_WRITE = 30.0
 class Watchdog:
     """`with` it around what `phases` tells of. Does nothing where `config.seconds` is null."""
 
-    def __init__(self, config: WatchdogConfig, phases: Phases, board: Board, folder: Path, events: Events) -> None:
+    def __init__(self, config: WatchdogConfig, phases: Phases, board: Board, folder: Path) -> None:
         self._config, self._phases, self._board = config, phases, board
-        self._stacks, self._events = folder / FOLDER / f"process-{board.index}.txt", events
+        self._stacks, self._events = folder / FOLDER / f"process-{board.index}.txt", Events(folder)
         self._between = min(LONGEST, max(SHORTEST, (config.seconds or 0) / LOOKS))
         self._tick = 0
         self._is_over = threading.Event()
@@ -55,7 +55,7 @@ class Watchdog:
     ) -> None:
         self._is_over.set()
         if self._config.seconds is not None:
-            self._thread.join()
+            self._thread.join(LONGEST)
 
     def _watch(self, seconds: float) -> None:
         last, still, looked = -1, 0.0, time.monotonic()
@@ -95,11 +95,13 @@ class Watchdog:
                 "the same command goes on from the newest checkpoint",
             ]
         )
+        event = None
         if self._board.index in last or self._board.index == min(posts.keys() - set(silent)):  # one for all that wait
+            event = {"process": self._board.index, "phase": own.phase, "behind": last, "seconds_lost": still}
             sys.stdout.flush()
             print(f"error: {said}", file=sys.stderr, flush=True)
         # By a thread that is not waited for: the disk may be what hangs.
-        writer = threading.Thread(target=self._write_down, args=[said, own, last, still], daemon=True)
+        writer = threading.Thread(target=self._write_down, args=[said, own.step, event], daemon=True)
         writer.start()
         writer.join(TO_WRITE)
         time.sleep(2 * self._between)  # for others, to whom the same has happened, to write down theirs
@@ -107,9 +109,9 @@ class Watchdog:
             self._board.fail(said)
         os._exit(FAILED)
 
-    def _write_down(self, said: str, own: Stand, last: list[int], still: float) -> None:
-        event = {"process": self._board.index, "phase": own.phase, "behind": last, "seconds_lost": still}
-        self._events.tell("watchdog", own.step, **event)
+    def _write_down(self, said: str, step: int, event: Mapping[str, Any] | None) -> None:
+        if event is not None:
+            self._events.tell("watchdog", step, **event)
         with contextlib.suppress(OSError):
             self._stacks.parent.mkdir(exist_ok=True)
             with self._stacks.open("w", encoding="utf-8") as file:

@@ -60,7 +60,8 @@ def test_only_the_first_of_a_kind_compiles() -> None:
     [
         ([(7, DEVICES), (7, DATA), (7, DEVICES)], [], [1]),
         ([(9, DEVICES), (7, DATA), (8, OTHERS)], [], [1]),
-        ([(9, DEVICES), (7, DEVICES), (9, DEVICES)], [], [1]),
+        ([(9, DEVICES), (7, DEVICES), (9, DEVICES)], [], []),
+        ([(9, DATA), (7, DEVICES)], [], []),
         ([(7, DEVICES), (7, OTHERS), (7, DEVICES)], [], []),
         ([(7, DEVICES), (7, DATA), (7, STEP)], [], [1, 2]),
         ([(7, DEVICES), (7, DATA), (9, STEP)], [2], [2]),

@@ -26,7 +26,7 @@ def tree(tmp_path: Path) -> dict[str, Any]:
     return tree | {"train": {"steps": 6, "log_every": 6, "checkpoint_every": 3}}
 
 
-@pytest.mark.parametrize("overrides", [{}, {"zero.stage": 0}, STAGES], ids=["zero 1", "zero 0", "2 x 2 x 2"])
+@pytest.mark.parametrize("overrides", [{"zero.stage": 0}, STAGES], ids=["zero 0", "2 x 2 x 2"])
 def test_all_is_the_same_where_nothing_is_broken(tree: dict[str, Any], overrides: dict[str, Any]) -> None:
     Trainer(Config.from_dict(tree, overrides)).train()
 
@@ -39,8 +39,7 @@ def flip(x: jax.Array, device: int, bit: int) -> jax.Array:
     return jax.make_array_from_single_device_arrays(x.shape, x.sharding, placed)
 
 
-@pytest.mark.parametrize("bit", [0, 31])
-def test_one_bit_on_one_device_ends_the_run(tree: dict[str, Any], monkeypatch: pytest.MonkeyPatch, bit: int) -> None:
+def test_one_bit_on_one_device_ends_the_run(tree: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Under ZeRO 0 every device of data 4 x tensor 2 has a norm's scale."""
     step = OnDevices.step
 
@@ -48,7 +47,7 @@ def test_one_bit_on_one_device_ends_the_run(tree: dict[str, Any], monkeypatch: p
         metrics = step(keeper, batch)
         if int(keeper.state.step) == 3:
             weights = keeper.state.parameters
-            broken = weights | {"head.norm.scale": flip(weights["head.norm.scale"], 5, bit)}
+            broken = weights | {"head.norm.scale": flip(weights["head.norm.scale"], device=5, bit=0)}
             keeper.state = keeper.state._replace(parameters=broken)
         return metrics
 

@@ -49,9 +49,7 @@ def without(trainer: Trainer, batches: list[int]) -> dict[str, np.ndarray]:
     return end_of(trainer)
 
 
-@pytest.mark.parametrize(
-    "bad", [{"nan": (4,)}, {"spike": (6,)}, {"nan": (4, 7)}, {"nan": (0,)}, {"spike": (9,)}], ids=str
-)
+@pytest.mark.parametrize("bad", [{"nan": (0,)}, {"nan": (4, 7)}, {"spike": (9,)}], ids=str)
 def test_it_ends_as_if_the_bad_batches_had_never_been_there(
     make: Make, monkeypatch: pytest.MonkeyPatch, bad: dict[str, tuple[int, ...]]
 ) -> None:
@@ -131,13 +129,10 @@ def test_nothing_is_saved_after_a_bad_step_that_nobody_has_seen(make: Make, monk
     assert [(rollback.step, rollback.back_to) for rollback in run.rollbacks.done] == [(6, 3)]
 
 
-@pytest.mark.parametrize("offload", [{}, {"offload": {"optimizer": "host"}}], ids=["", "offloaded"])
-def test_a_spike_that_is_skipped_changes_nothing(
-    make: Make, monkeypatch: pytest.MonkeyPatch, offload: dict[str, Any]
-) -> None:
+def test_a_spike_that_is_skipped_changes_nothing(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the first step of a process, by what the one before it found usual."""
     bad_batches.put(monkeypatch, spike=(6,))
-    run = make(failures={"on_spike": "skip", "window": 3}, **offload)
+    run = make(failures={"on_spike": "skip", "window": 3})
     run.train(6)
     before = end_of(run)
     run.train(1)
