@@ -63,7 +63,8 @@ def details(run: Run) -> Iterator[Picture]:
         if training.last(field) is not None
     ]
     if memory:
-        yield chart("Memory, GiB", memory, from_zero=True)
+        whose = f" of the {memory[0].name}" if len(memory) == 1 else ""
+        yield chart(f"Memory{whose}, GiB", memory, from_zero=True)
     if len(np.unique(training["loss_scale"][np.isfinite(training["loss_scale"])])) > 1:
         yield _small("Loss scale", run, BROWN, training["loss_scale"])
 

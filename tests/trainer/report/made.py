@@ -47,6 +47,8 @@ def training(step: int, time: float | None, seconds: float = STEP_SECONDS, **cha
         "loss_scale": 1.0,
         "skipped_steps": int(step >= 150),
         "mfu": 0.4,
+        "host_bytes": 3 << 30,
+        "device_bytes": 60 << 30,
         **changes,
     }
 

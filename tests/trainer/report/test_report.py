@@ -9,6 +9,7 @@ from functools import cache
 from html import unescape
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import pytest
@@ -194,6 +195,23 @@ def test_the_sentence_says_how_it_stands(stands: str, tmp_path: Path) -> None:
     assert sentence(page_of(folder, seen + after)) == expected
 
 
+def test_what_is_logged_has_its_picture_and_what_is_not_has_none(tmp_path: Path) -> None:
+    def titles(records: list[dict[str, Any]], name: str) -> list[str]:
+        text = page_of(made.write(tmp_path / name, records=records))
+        return [re.findall(r"<title>(.*?)</title>", picture)[0] for picture in images(text)]
+
+    always = ["Loss, nats per token", "Gradient norm, before clipping", "Learning rate", "Tokens per second"]
+    steps, over_time = range(1, 50), "Steps over minutes"
+    full = [made.training(step, made.BEGAN + step, loss_scale=2.0**step) for step in steps]
+    assert titles(full, "full") == [*always, "Memory, GiB", "Loss scale", over_time]
+    plain = [{name: x for name, x in made.training(step, None).items() if "bytes" not in name} for step in steps]
+    assert titles(plain, "plain") == always
+    only = [made.training(step, None, device_bytes=None) for step in steps]
+    assert titles(only, "only") == [*always, "Memory of the process, GiB"]
+    long = [made.training(step, None) for step in range(1, 200)]
+    assert titles(long, "long") == [always[0], "The second half", *always[1:], "Memory, GiB"]
+
+
 def test_a_long_run_is_a_page_below_a_megabyte(tmp_path: Path) -> None:
     steps = range(1, 50_001)
     folder = made.write(tmp_path / "run", records=[made.training(step, made.BEGAN + step) for step in steps])
@@ -239,7 +257,7 @@ def test_a_page_needs_nothing_but_itself() -> None:
     _, text = whole()
     read = Page(text)
     assert not read.tags & {"script", "link", "iframe", "object", "embed", "base", "form"}
-    assert len(read.addresses) == len(read.alts) == 5
+    assert len(read.addresses) == len(read.alts) == 6
     assert all(address.startswith("data:image/svg+xml;base64,") for address in read.addresses)
     assert not re.search(r"https?:|@import|url\(|\son\w+=", text)
     for table in read.tables:
@@ -282,5 +300,5 @@ def test_no_run_is_a_config_error(tmp_path: Path) -> None:
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
 def test_a_browser_finds_no_fault_on_a_desk_and_on_a_phone(tmp_path: Path) -> None:
     title, console = browse(tmp_path, whole()[1])
-    assert title == "1200 1200 5 5;400 400 5 5"
+    assert title == "1200 1200 6 6;400 400 6 6"
     assert console == ""
