@@ -22,6 +22,7 @@ MARKS = {
     "skip": ("skipped step", RED),
     "spike": ("spike", AMBER),
     "failed_save": ("failed save", PINK),
+    "watchdog": ("watchdog", LILAC),
 }
 """Events that are marked on the loss, in these words."""
 MEMORY = {"host_bytes": ("process", LILAC), "device_bytes": ("fullest device, peak", ORANGE)}

@@ -67,6 +67,8 @@ def story(run: Run, now: float) -> Story:
         return Story(f"{run.name} is finished: {at}.", True)
     if reason is not None:
         return Story(f"{run.name} was ended by {_ending(run, reason)}: {at}.", None if reason == "signal" else False)
+    if last and last.name == "watchdog":
+        return Story(f"{run.name} hung and was ended by its watchdog: {at}.", False)
     silent = now - (last_sign(run) if run.events else run.seen or 0)
     if silent < ALIVE:
         return Story(f"{run.name} trains: {at}.", True)

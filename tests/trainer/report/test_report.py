@@ -176,6 +176,11 @@ STANDS: dict[str, tuple[list[dict[str, object]], float, str]] = {
         7200,
         "made was ended by SIGTERM: step 390 of 400, loss 2.046.",
     ),
+    "hung": (
+        [made.event(516, "watchdog", 390, phase="waiting for the devices", process=0)],
+        7200,
+        "made hung and was ended by its watchdog: step 390 of 400, loss 2.046.",
+    ),
     "failed": (
         [made.event(516, "end", 390, reason="the disk is full\nmore")],
         7200,
