@@ -47,8 +47,9 @@ class FromFile:
         Raises:
             OffloadError: a file could not be read or written.
         """
-        if self._failure is not None:
-            raise self._failure
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
 
     def settle(self) -> None:
         """`check`, and all gradients are in their file."""

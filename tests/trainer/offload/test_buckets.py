@@ -8,7 +8,7 @@ from itertools import groupby
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.offload.buckets import Bucket, cut
+from trainer.offload.buckets import UNIT, Bucket, cut
 
 SHAPES = st.lists(st.integers(1, 9), min_size=1, max_size=3).map(tuple)
 SHARDS = st.dictionaries(st.sampled_from("abcd"), SHAPES, min_size=1)
@@ -34,6 +34,17 @@ def test_a_bucket_is_one_piece_and_as_large_as_it_may_be_at_most(shards: dict[st
     for bucket in cut(shards, most):
         assert places(bucket) == list(range(bucket.start, bucket.start + bucket.size))
         assert 1 <= bucket.size <= most
+
+
+@given(SHARDS, st.integers(1, 100))
+def test_those_by_row_are_whole_pages_of_one_row(shards: dict[str, tuple[int, ...]], most: int) -> None:
+    long = {name: (*shape, 1000) for name, shape in shards.items()}
+    found = list(cut(long, most, by_row=long))
+    assert [place for bucket in found for place in places(bucket)] == [
+        place for shape in long.values() for place in range(math.prod(shape))
+    ]
+    assert {bucket.rows for bucket in found} == {1}
+    assert all(bucket.column % UNIT == 0 and bucket.size < most + UNIT for bucket in found)
 
 
 def test_buckets_of_a_parameter_are_nearly_equal_and_no_more_than_needed() -> None:
