@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import threading
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, NoReturn
 
 import jax
@@ -23,7 +23,7 @@ from trainer.processes.membership import LOST, Membership
 from trainer.processes.place import COORDINATOR, Place
 from trainer.processes.quiet import keep_standard_output
 from trainer.processes.store import CoordinatorStore
-from trainer.processes.timing import GOODBYE, JOIN, SERVICE_HEARTBEAT
+from trainer.processes.timing import GOODBYE, JOIN, SERVICE_HEARTBEAT, SLACK
 from trainer.processes.watch import Watch
 
 BIND = "JAX_COORDINATOR_BIND_ADDRESS"
@@ -49,7 +49,7 @@ def join(place: Place, gpus: Sequence[int] | None, environment: Mapping[str, str
     client = _connect(place)
     store = CoordinatorStore(client)
     names = [f"process {process} on {host}" for process, host in enumerate(_hosts(store, place))]
-    watch = Watch(store, place.process, names, partial(_end, names[place.process]))
+    watch = Watch(store, place.process, names, lambda sentence: _end(f"{sentence}; {names[place.process]} ends too"))
     watch.start()
     return Membership(place, names, store, watch, client, coordinator)
 
@@ -60,25 +60,34 @@ def _hosts(store: CoordinatorStore, place: Place) -> list[str]:
 
 
 def _connect(place: Place) -> Any:
-    state = distributed.global_state
     client = _jax.get_distributed_runtime_client(
         place.coordinator,
         place.process,
-        init_timeout=JOIN,
+        init_timeout=int(JOIN + SLACK),
         shutdown_timeout=GOODBYE,
         use_compression=True,
         heartbeat_timeout=SERVICE_HEARTBEAT,
     )
-    try:
-        client.connect()
-    except RuntimeError as error:
-        raise OSError(
-            f"process {place.process} of {place.processes} ({place.told_by}) has not met the others at "
-            f"{place.coordinator} within {JOIN} s: {str(error).splitlines()[0]}"
-        ) from error
+    patience = threading.Timer(JOIN, _give_up, [place])
+    patience.daemon = True
+    patience.start()
+    client.connect()
+    patience.cancel()
+    state = distributed.global_state
     state.process_id, state.num_processes, state.coordinator_address = place.process, place.processes, place.coordinator
     state.client = client
     return client
+
+
+def _give_up(place: Place) -> NoReturn:
+    host, _, port = place.coordinator.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+        why = "process 0 is there, but not all of the others"
+    except OSError as error:
+        why = f"nobody answers there ({error.strerror or error})"
+    me = f"process {place.process} of {place.processes} ({place.told_by})"
+    _end(f"{me} waited {JOIN:.0f} s at {place.coordinator}: {why}")
 
 
 def require_reachable(place: Place, address: str) -> None:
@@ -103,7 +112,7 @@ def require_reachable(place: Place, address: str) -> None:
         )
 
 
-def _end(me: str, sentence: str) -> NoReturn:
+def _end(sentence: str) -> NoReturn:
     sys.stdout.flush()
-    print(f"error: {sentence}; {me} ends too", file=sys.stderr, flush=True)
+    print(f"error: {sentence}", file=sys.stderr, flush=True)
     os._exit(LOST)  # threads of XLA would wait for ever for the one that is lost

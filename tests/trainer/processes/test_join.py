@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
 
+from tests.trainer.commands import ROOT
 from trainer.errors import ConfigError
 from trainer.processes import join
 from trainer.processes.coordinator import Coordinator
@@ -60,3 +64,27 @@ def test_joining_comes_before_anything_else_that_jax_does() -> None:
         ConfigError, match="SLURM says that this is process 0 of 2, but JAX has found its devices already"
     ):
         join.join(place("127.0.0.1:1"), None, {})
+
+
+@pytest.mark.parametrize(
+    ("process", "why"),
+    [(0, "process 0 is there, but not all of the others"), (1, "nobody answers there (Connection refused)")],
+)
+def test_who_waits_in_vain_says_so(process: int, why: str) -> None:
+    """Before JAX ends the process from within C++."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    join = "from trainer.processes.membership import join_others; join_others()"
+    ours = {"MESHWRIGHT_COORDINATOR": address, "MESHWRIGHT_PROCESSES": "2", "MESHWRIGHT_PROCESS": str(process)}
+    result = subprocess.run(
+        [sys.executable, "-c", join],
+        env=os.environ | ours | {"MESHWRIGHT_JOIN_SECONDS": "1"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == 1
+    assert result.stderr == f"error: process {process} of 2 (the environment) waited 1 s at {address}: {why}\n"
