@@ -28,7 +28,14 @@ MEANINGS = {
     OTHER: "steps not logged yet, the last save, what no event tells of",
 }
 COLOURS = dict(zip(MEANINGS, (GREEN, LILAC, PURPLE, TEAL, PINK, AMBER, BROWN, ORANGE, RED, GREY), strict=True))
-PARTS = {"compile": "compiling", "evaluation": "evaluation", "skip": "skipped", "restart": "twice", "rollback": "twice"}
+PARTS = {
+    "compile": "compiling",
+    "evaluation": "evaluation",
+    "save": "saving",
+    "skip": "skipped",
+    "restart": "twice",
+    "rollback": "twice",
+}
 """Whose `seconds_lost` is part of what."""
 
 
@@ -61,10 +68,9 @@ def goodput(run: Run) -> Goodput | None:
     segments = _segments(run)
     parts["starting"] = sum(map(_starting, segments))
     parts["down"] = sum(_down(before, after[0]) for before, after in pairwise(segments))
-    parts["saving"] = sum(event.seconds_lost for event in run.told("save", "failed_save"))
     parts["data"] = float(np.nansum(run.training["data_seconds"]))
     # A log's time is that since the one before it, with what else was done meanwhile.
-    within = [event.seconds_lost for event in run.told("save", "failed_save") if event.step < run.training.step[-1]]
+    within = [save.seconds_lost for save in run.told("save") if save.step < run.training.step[-1]]
     parts[NEW] = max(_logged(run) - sum(within) - parts["data"] - parts["skipped"], 0.0)
     parts[OTHER] = max(wall - sum(parts.values()), 0.0)
     return Goodput(parts)
