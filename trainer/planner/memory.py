@@ -45,12 +45,18 @@ class Memory:
 
 
 def stage_memory(arrangement: Arrangement, gpu: Gpu) -> list[Memory]:
-    """Of each pipeline stage. In lockstep all stages run one program, and hold alike."""
+    """Of each pipeline stage. In lockstep all stages run one program, and hold alike.
+
+    Layers that are streamed take so little that what one takes at work is not there at the same time as what embedding
+    and head take: the fuller moment counts.
+    """
     of_block, held = block(arrangement.model, arrangement.tensor), stages(arrangement)
+    moments = (_AtLayer, _AtEnds) if arrangement.streamed else (_Parts,)
 
     def memory(index: int) -> Memory:
-        parts = _Parts(arrangement, of_block, held[index], index)
-        return _with_overhead(parts, arrangement.practice.allocator, gpu.reserved_bytes)
+        parts = (moment(arrangement, of_block, held[index], index) for moment in moments)
+        allocator, reserved = arrangement.practice.allocator, gpu.reserved_bytes
+        return max((_with_overhead(part, allocator, reserved) for part in parts), key=lambda memory: memory.total)
 
     if arrangement.practice.lockstep:
         return [memory(0)] * len(held)
@@ -170,3 +176,40 @@ class _Parts:
     def message(self) -> float:
         """Bytes of the residual stream of a micro-batch, as a device holds it."""
         return self.a.tokens * self.a.region * self.a.model.hidden * self.a.itemsize
+
+
+class _AtLayer(_Parts):
+    """While a layer is at work."""
+
+    def logits(self) -> float:
+        return 0.0
+
+    def collectives(self) -> float:
+        return self.block.elements * self.a.reduce_itemsize if self.a.sharded >= 2 else 0.0
+
+
+class _AtEnds(_Parts):
+    """While the head or the embedding is at work."""
+
+    def activations(self) -> float:
+        return self.a.flow.alive[self.index] * self.stage.layers * bytes_on_device(self.a, self.block)
+
+    def gathered(self) -> float:
+        return self._table * self.a.itemsize if self.a.sharded == 3 else 0.0
+
+    def gradients(self) -> float:
+        return self._elements * self.a.sum_itemsize / (self.a.data if self.a.sharded >= 2 else 1)
+
+    def collectives(self) -> float:
+        """Gradients of tables that are whole, float32, and with micro-batches a shard of one, by XLA's buffers for an
+        H100. It does the first two micro-batches side by side where they are all."""
+        a, tied = self.a, self.a.model.tied
+        if a.sharded < 2:
+            return self._table * 4 * (0 if a.micro_batches <= 1 else 1 + tied)
+        whole = {1: 1, 2: 3}.get(int(a.micro_batches), 2)
+        return self._table * 4 * (whole + (1 / a.data if a.micro_batches > 1 else 0))
+
+    @property
+    def _table(self) -> float:
+        """Elements of the embedding or the head."""
+        return max(self.stage.embedding, self.stage.head)

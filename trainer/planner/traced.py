@@ -25,7 +25,8 @@ def _stage(closed: Memory, estimated: Estimate, exact: Description) -> Memory:
         weights=exact.memory.weights,
         master=master,
         optimizer=exact.memory.optimizer - master,
-        gathered=exact.memory.gathered,
+        # Of streamed layers, not all that is gathered at once is there at the fullest moment.
+        gathered=closed.gathered if arrangement.streamed else exact.memory.gathered,
     )
     # What the allocator wastes is a part of all the rest.
     wasted = (arrangement.practice.allocator - 1) * (held.total - held.overhead)
