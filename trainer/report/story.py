@@ -22,6 +22,8 @@ COUNTED = ("compile", "save", "evaluation")
 """Events that are too many and too common to be listed."""
 ALIVE = 600
 """Seconds without a sign, after which a run is not thought to train any more."""
+_CORPUS = {"documents": "documents", "documents held out": "held_out", "tokens": "tokens", "vocabulary": "vocab"}
+"""What is shown of the data's sizes -> its name in environment.json."""
 
 
 class Story(NamedTuple):
@@ -59,8 +61,8 @@ def story(run: Run, now: float) -> Story:
     steps = run.get("train.steps")
     steps = steps if isinstance(steps, int) else 0
     at = f"step {run.step:,} of {steps:,}" if steps else f"step {run.step:,}"
-    if (loss := run.training.last("loss")) is not None:
-        at += f", loss {loss:.3f}"
+    loss = run.training["loss"][-1]
+    at += f", loss {loss:.3f}" if np.isfinite(loss) else ", loss not finite"
     last = run.events[-1] if run.events else None
     reason = str(last.more.get("reason")) if last and last.name == "end" else None
     if reason == "finished" or 0 < steps <= run.step:
@@ -78,8 +80,9 @@ def story(run: Run, now: float) -> Story:
 def facts(run: Run, spent: Goodput | None) -> Iterator[Fact]:
     """What is asked first."""
     training = run.training
-    if (loss := training.last("loss")) is not None:
-        yield Fact("loss", f"{loss:.4f}", "nats per token, of the last step that was logged")
+    loss = training["loss"][-1]
+    written_loss = f"{loss:.4f}" if np.isfinite(loss) else "not finite"
+    yield Fact("loss", written_loss, "nats per token, of the last step that was logged")
     if (heldout := run.evaluations.last("eval_loss")) is not None:
         per_byte = run.evaluations.last("eval_bits_per_byte")
         bits = "" if per_byte is None else f"; {per_byte:.4f} bits per byte"
@@ -128,9 +131,6 @@ def data(run: Run) -> list[tuple[str, str]]:
     rows += [("tokens in a sequence", run.get("batch.sequence")), ("sequences in a step", run.get("batch.global"))]
     rows.append(("hash", newest.get("data_hash")))
     return [(name, hide(str(told))) for name, told in rows if told is not None]
-
-
-_CORPUS = {"documents": "documents", "documents held out": "held_out", "tokens": "tokens", "vocabulary": "vocab"}
 
 
 def _start(run: Run, record: Mapping[str, Any]) -> Start:

@@ -141,6 +141,13 @@ def test_numbers_that_are_none_are_gaps(tmp_path: Path) -> None:
     assert column.last("grad_norm") == pytest.approx(1 + 1 / 7)
 
 
+def test_a_loss_that_is_not_finite_any_more_is_not_hidden_by_the_last_that_was(tmp_path: Path) -> None:
+    records = [*made.metrics(), made.training(401, made.BEGAN + 600, loss=None)]
+    text = page_of(made.write(tmp_path / "run", records=records))
+    assert sentence(text).endswith("loss not finite.")
+    assert facts(text)["loss"] == "not finite"
+
+
 def test_a_run_that_kept_no_events_has_all_but_its_time(tmp_path: Path) -> None:
     text = page_of(made.write(tmp_path / "run", with_events=False))
     before = facts(whole()[1])
