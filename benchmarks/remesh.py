@@ -15,6 +15,7 @@ import datetime
 import json
 import os
 import platform
+import shlex
 import socket
 import subprocess
 import sys
@@ -44,6 +45,8 @@ Arrays = dict[str, np.ndarray]
 SAVED, AFTER = 3, 5
 """Steps before the checkpoint, and after it."""
 DEVICES = 8
+ATTEMPTS = 3
+"""Of several processes: gloo waits 30 seconds for all of them, which is too short for a busy machine to compile in."""
 MAY_DIFFER = {"float32": 2 * 2.0**-23, "bfloat16": 2e-3}
 """How far a loss may be from that of a layout that adds in another order, relative to it: in float32 two units in the
 last place, 1.2e-7 to 2.4e-7."""
@@ -197,6 +200,19 @@ def run(layout: Layout, others: Sequence[Layout], folder: Path) -> list[Result]:
     """
     if layout.processes == 1:
         return _run_here(layout.name, [other.name for other in others], folder)
+    for _ in range(ATTEMPTS):
+        outputs = _outputs(layout, others, folder)
+        if outputs is not None:
+            break
+    else:
+        raise SystemExit(f"{layout.name}: a process failed {ATTEMPTS} times")
+    found = [[Result(**result) for result in json.loads(output.splitlines()[-1])] for output in outputs]
+    assert all(one.losses == first.losses for of_one in found for one, first in zip(of_one, found[0], strict=True))
+    return [Result(same[0].losses, sum(one.bits for one in same)) for same in zip(*found, strict=True)]
+
+
+def _outputs(layout: Layout, others: Sequence[Layout], folder: Path) -> list[str] | None:
+    """What so many new processes print; None where one fails."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
@@ -206,11 +222,7 @@ def run(layout: Layout, others: Sequence[Layout], folder: Path) -> list[Result]:
         subprocess.Popen([*command, str(index)], stdout=subprocess.PIPE, text=True) for index in range(layout.processes)
     ]
     outputs = [process.communicate()[0] for process in started]
-    if any(process.returncode for process in started):
-        raise SystemExit(f"{layout.name}: a process failed")
-    found = [[Result(**result) for result in json.loads(output.splitlines()[-1])] for output in outputs]
-    assert all(one.losses == first.losses for of_one in found for one, first in zip(of_one, found[0], strict=True))
-    return [Result(same[0].losses, sum(one.bits for one in same)) for same in zip(*found, strict=True)]
+    return None if any(process.returncode for process in started) else outputs
 
 
 def be_one_of_many(task: dict[str, Any], address: str, index: int) -> None:
@@ -258,27 +270,28 @@ def main(names: list[str]) -> int:
     if unknown := set(names) - {layout.name for layout in layouts}:
         raise SystemExit(f"no layout is called {', '.join(sorted(unknown))}; they are {[x.name for x in LAYOUTS]}")
     _use_cpus(DEVICES)
-    lines = _header()  # of the code that runs: it may change meanwhile
-    wrong: list[str] = []
+    lines = _header(names)  # of the code that runs: it may change meanwhile
+    wrong = 0
     with tempfile.TemporaryDirectory() as folder:
         own = [run(layout, [], Path(folder))[0] for layout in layouts]
         width = max(len(layout.name) for layout in layouts)
         lines.append(f"{'loaded on, saved on':<{width + 3}}" + "".join(f"{n:>6}" for n in range(1, len(layouts) + 1)))
-        print(lines[-1], flush=True)
+        print("\n".join(lines), flush=True)
         for number, layout in enumerate(layouts, 1):
             found = run(layout, layouts, Path(folder))
-            for saver, one, result in zip(layouts, own, found, strict=True):
-                wrong += problems(saver, one, layout, result)
-            cells = [_cell(result.apart(one)) for one, result in zip(own, found, strict=True)]
-            lines.append(f"{number:>2} {layout.name:<{width}}" + "".join(f"{cell:>6}" for cell in cells))
-            print(lines[-1], flush=True)
-    lines += ["", *wrong, f"{len(wrong)} things are not as they should be in {len(layouts) ** 2} pairs."]
-    print("\n".join(lines[-len(wrong) - 1 :]))
+            pairs = list(zip(layouts, own, found, strict=True))
+            cells = [_cell(result.apart(one)) for _, one, result in pairs]
+            said = [text for saver, one, result in pairs for text in problems(saver, one, layout, result)]
+            wrong += len(said)
+            lines += [f"{number:>2} {layout.name:<{width}}" + "".join(f"{cell:>6}" for cell in cells), *said]
+            print("\n".join(lines[-1 - len(said) :]), flush=True)
+    lines += ["", f"{wrong} things are not as they should be in {len(layouts) ** 2} pairs."]
+    print("\n".join(lines[-2:]))
     if not names:
         path = RESULTS / f"remesh-{datetime.date.today()}.txt"
         path.write_text("\n".join(lines) + "\n")
         print(f"written to {path}")
-    return len(wrong)
+    return wrong
 
 
 def _cell(apart: float) -> str:
@@ -289,12 +302,12 @@ def _limits() -> str:
     return ", ".join(f"{most:.1e} in {compute}" for compute, most in MAY_DIFFER.items())
 
 
-def _header() -> list[str]:
-    """What ran, and where."""
+def _header(names: Sequence[str]) -> list[str]:
+    """What runs, and where."""
     environment = describe_environment([], None)
     packages = ", ".join(f"{name} {environment['packages'][name]}" for name in ("jax", "jaxlib", "numpy"))
     return [
-        "command:  python -m benchmarks.remesh",
+        f"command:  {shlex.join(['python', '-m', 'benchmarks.remesh', *names])}",
         f"date:     {environment['start']}",
         f"commit:   {environment['git_commit']}",
         f"machine:  {platform.system()} {platform.machine()}, {os.cpu_count()} cores, {DEVICES} virtual CPU devices",
