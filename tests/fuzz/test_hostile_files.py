@@ -16,6 +16,7 @@ from trainer.data.config import DataConfig
 from trainer.data.prepare import prepare
 from trainer.data.tokenise import Facts
 from trainer.data.tokenizer import Tokenizer
+from trainer.failures.rollbacks import FILE, Rollbacks
 from trainer.planner import gpu, published
 from trainer.run_folder import RunFolder
 from trainer.sinks import JsonlSink
@@ -78,6 +79,7 @@ LOADERS: dict[str, Callable[[Path], object]] = {
     "config of a run": lambda file: _run_folder(file, "config.yaml"),
     "starts of a run": lambda file: _run_folder(file, "environment.json"),
     "metrics": lambda file: JsonlSink(file, 3).close(),
+    "rollbacks": lambda file: Rollbacks(file.rename(file.with_name(FILE)).parent, writes=False),
 }
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from trainer.errors import ConfigError
 from trainer.sinks import read_jsonl
 
 FILE = "rollbacks.jsonl"
@@ -35,12 +36,20 @@ class Rollback:
 
 
 class Rollbacks:
-    """Those of the run in `folder`, oldest first. All processes make the same calls, and `writes` in one of them."""
+    """Those of the run in `folder`, oldest first. All processes make the same calls, and `writes` in one of them.
+
+    Raises:
+        ConfigError: the file has a line that is no rollback.
+    """
 
     def __init__(self, folder: Path, writes: bool) -> None:
         self._file = folder / FILE
         self._writes = writes
-        self.done = [Rollback(**record) for record in read_jsonl(self._file)] if self._file.exists() else []
+        records = read_jsonl(self._file) if self._file.exists() else ()
+        try:
+            self.done = [Rollback(**record) for record in records]
+        except TypeError as error:
+            raise ConfigError(f"{self._file} has a line that is no rollback ({error}); remove that line") from error
 
     def add(self, rollback: Rollback) -> None:
         """Writes it down; it is on disk when this returns."""
