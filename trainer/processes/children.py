@@ -61,6 +61,10 @@ class _Child:
     begun: bytes = b""
     """Of a line that has not ended."""
 
+    def last_lines(self) -> tuple[str, ...]:
+        """That it said, the one that it has not ended too."""
+        return (*self.lines, *filter(None, [self.begun.decode(errors="replace")]))[-_MOST_LINES:]
+
     def tell(self, text: str) -> None:
         """Something on its standard input, if it still listens."""
         assert self.popen.stdin is not None
@@ -133,7 +137,7 @@ class Children:
         for child in self._children:
             if code := child.popen.poll():
                 self._listen(0)
-                return End(child.index, code, tuple(child.lines))
+                return End(child.index, code, child.last_lines())
         return None
 
     def _stops_as_asked(self, end: End | None) -> bool:
@@ -141,8 +145,9 @@ class Children:
         return self.is_asked and end is not None and end.code in WISHES
 
     def _listen(self, seconds: float) -> None:
-        if not self._selector.get_map():
+        if not self._selector.get_map():  # which `select` would not wait for
             time.sleep(seconds)
+            return
         while found := self._selector.select(seconds):
             for key, _ in found:
                 if heard := os.read(key.fd, 1 << 16):

@@ -57,7 +57,7 @@ def test_it_ends_well_once_a_start_does(waits: list[float], capfd: pytest.Captur
 def test_the_last_lines_of_the_one_that_failed_are_shown(waits: list[float], capfd: pytest.CaptureFixture[str]) -> None:
     """Of the first everything is, as it comes; of others nothing, unless they fail."""
     said: list[str] = []
-    scripts = ("echo first; sleep 60", "echo second; sleep 60", "echo out; echo no disk >&2; exit 1")
+    scripts = ("echo first; sleep 60", "echo second; sleep 60", "echo out; printf 'no disk' >&2; exit 1")
     assert supervise(lambda start: shell(*scripts), 0, said.append) == 1
     ended = "error: process 2 ended with exit code 1, and the others were ended; its last lines:\n  out\n  no disk"
     assert said == [ended]
