@@ -241,6 +241,8 @@ class Checkpoints:
         try:
             yield path
         except Damaged as error:
+            if not path.exists():
+                raise ConfigError(f"{path} was removed meanwhile, as newer ones are complete; try again") from None
             if not (path / HEADER).exists() and (foreign := refusal(path)):
                 raise ConfigError(f"{foreign}; move it away, or give another run.name or run.dir") from None
             older = [other for other in self._steps() if other < step]

@@ -158,10 +158,9 @@ def _room(box: Box, dtype: np.dtype) -> Target:
 
 
 def _room_for(piece: Piece, saved: Saved, targets: Sequence[Target] | None) -> np.ndarray | None:
-    """The pages of the one target that is just this piece, if it is."""
-    if targets is None or len(targets) != 1 or targets[0].box != piece.box or targets[0].array.dtype != saved.dtype:
-        return None
-    return targets[0].pages
+    """The pages of the target that is just this piece, if one is: no two of a sharding overlap."""
+    fits = (target for target in targets or () if target.box == piece.box and target.array.dtype == saved.dtype)
+    return next((target.pages for target in fits), None)
 
 
 def _touched(saved: Saved, piece: Piece, targets: Sequence[Target] | None) -> Iterator[int]:
