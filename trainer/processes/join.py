@@ -45,7 +45,8 @@ def join(place: Place, gpus: Sequence[int] | None, environment: Mapping[str, str
     if gpus is not None:
         jax.config.update("jax_cuda_visible_devices", ",".join(map(str, gpus)))
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    keep_standard_output()
+    if "NCCL_DEBUG" not in environment:  # whose output is wanted
+        keep_standard_output()
     client = _connect(place)
     store = CoordinatorStore(client)
     names = [f"process {process} on {host}" for process, host in enumerate(_hosts(store, place))]
