@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from trainer.commands.exit_codes import FAILED
 from trainer.events import Events
@@ -69,7 +69,9 @@ class Watchdog:
                 last, still = stand.moves, 0.0
             self._post()
             if still > seconds and (still > self._config.compile_seconds or not self._compiles()):
-                self._end(still)
+                posts, silent = self._look_around()
+                if self._phases.stand().moves == last:  # it takes a while to look
+                    self._end(still, posts, silent)
 
     def _compiles(self) -> bool:
         """Whether this process may be compiling, or one that it waits for."""
@@ -83,8 +85,7 @@ class Watchdog:
         with contextlib.suppress(RuntimeError):  # who watches over the processes says so
             self._board.put(Post(self._tick, self._phases.stand()))
 
-    def _end(self, still: float) -> None:
-        posts, silent = self._look_around()
+    def _end(self, still: float, posts: Mapping[int, Post], silent: list[int]) -> NoReturn:
         stands = {process: post.stand for process, post in posts.items()}
         last, own = behind(stands, silent), stands[self._board.index]
         said = "; ".join(
