@@ -49,22 +49,34 @@ BFLOAT16 = {"precision.compute": "bfloat16"}
 RESULTS = Path(__file__).parent / "results"
 
 
+PLACES = {
+    "none": {},
+    "host": {"offload.optimizer": "host"},
+    "nvme": {"offload.optimizer": "nvme"},
+    "all on host": {"offload.optimizer": "host", "offload.parameters": "host"},
+    "all on nvme": {"offload.optimizer": "nvme", "offload.parameters": "nvme"},
+}
+"""Of the optimizer's state, and of layers too; without them XLA rounds otherwise than with them on the devices."""
+
+
 @dataclass(frozen=True)
 class Comparison:
-    """A layout, and where the optimizer's state is in the run that is compared with one whose devices keep it all."""
+    """A layout, and where the state is in the run that is compared with one that keeps it elsewhere."""
 
     row: Row
     offload: tuple[str, ...] = ("host",)
-    """From the start, and after each stop."""
+    """Of `PLACES`, from the start, and after each stop."""
     settings: tuple[tuple[str, Any], ...] = ()
     processes: int = 1
+    than: str = "none"
+    """Where the other run keeps it."""
 
-    def config(self, optimizer: str, folder: Path) -> Config:
-        offload: dict[str, Any] = {"offload.optimizer": optimizer}
-        if optimizer != "none":
-            offload["offload.bucket"] = 500  # so that most parameters are several buckets, and some rows too
-        if optimizer == "nvme":
-            offload["offload.path"] = str(folder)
+    def config(self, place: str, folder: Path) -> Config:
+        offload: dict[str, Any] = PLACES[place]
+        if offload:  # so that most parameters are several buckets, and some rows too
+            offload = offload | {"offload.bucket": 500}
+        if "nvme" in offload.values():
+            offload = offload | {"offload.path": str(folder)}
         return Config.from_dict(self.row.config.to_dict(), {"train.steps": STEPS, **dict(self.settings), **offload})
 
     def __str__(self) -> str:
@@ -83,6 +95,13 @@ COMPARISONS = [
     Comparison(Row(ADAMW, zero=3, data=2, accumulation=4), ("host",), tuple(BFLOAT16.items())),
     Comparison(Row(ADAMW, zero=2, data=2), ("host", "none", "nvme")),
     Comparison(Row(ADAMW, zero=2, data=4), ("host",), (), PROCESSES),
+    Comparison(Row(ADAMW, zero=3, data=2), ("all on nvme",), than="all on host"),
+    Comparison(Row(ADAMW, zero=3, data=2, replica=2, accumulation=4), ("all on nvme",), than="all on host"),
+    Comparison(
+        Row(ADAMW, zero=3, data=2, accumulation=4), ("all on nvme",), tuple(BFLOAT16.items()), than="all on host"
+    ),
+    Comparison(Row(ADAMW, zero=3, data=2), ("all on nvme", "all on host", "all on nvme"), than="all on host"),
+    Comparison(Row(ADAMW, zero=3, data=4), ("all on nvme",), (), PROCESSES, than="all on host"),
 ]
 
 
@@ -107,7 +126,7 @@ class Difference:
     apart: float
     """L2 norm of the difference of all weights, relative to that of the weights."""
     seconds: tuple[float, float]
-    """Without and with offload; programs are compiled in them."""
+    """Of both; programs are compiled in them."""
 
     def __str__(self) -> str:
         return f"{self.bits:>7,} of {self.of:<10,} {self.apart:8.1e} {self.seconds[0]:8.1f} {self.seconds[1]:7.1f}"
@@ -115,7 +134,7 @@ class Difference:
 
 def compare(comparison: Comparison) -> Difference:
     """Trains both, in this process and on the devices that it sees."""
-    off, on = train(comparison, ("none",)), train(comparison, comparison.offload)
+    off, on = train(comparison, (comparison.than,)), train(comparison, comparison.offload)
     assert off.state.keys() == on.state.keys(), "a state has the same arrays wherever it is kept"
     pairs = [(off.course, on.course)]
     for name, shards in off.state.items():
@@ -132,13 +151,13 @@ def compare(comparison: Comparison) -> Difference:
 
 
 def train(comparison: Comparison, offload: Sequence[str]) -> Run:
-    """Fifty steps, interrupted where there is more than one place for the optimizer's state."""
+    """Fifty steps, interrupted where there is more than one place for the state."""
     start, course, texts = time.perf_counter(), [], batches(comparison.row.task.text)
     stops = (*STOPS[: len(offload) - 1], STEPS)
     with tempfile.TemporaryDirectory() as folder, contextlib.closing(Checkpoints(Path(folder, "run"), 3)) as saved:
         first = 0
-        for optimizer, last in zip(offload, stops, strict=True):
-            keeper = _keeper(comparison, optimizer, Path(folder), saved)
+        for place, last in zip(offload, stops, strict=True):
+            keeper = _keeper(comparison, place, Path(folder), saved)
             for step in range(first, last):
                 batch = on_devices(keeper.program, texts[step % len(texts)])
                 metrics = keeper.step(batch)
@@ -154,9 +173,9 @@ def train(comparison: Comparison, offload: Sequence[str]) -> Run:
     return Run(np.array(course, np.float32), state, time.perf_counter() - start)
 
 
-def _keeper(comparison: Comparison, optimizer: str, folder: Path, saved: Checkpoints) -> Any:
+def _keeper(comparison: Comparison, place: str, folder: Path, saved: Checkpoints) -> Any:
     """At the start, or where the newest checkpoint is."""
-    config = comparison.config(optimizer, folder)
+    config = comparison.config(place, folder)
     program = Program(config, make_mesh(config.mesh, jax.devices()[: comparison.row.num_devices]))
     keeper: Keeper = make_keeper(program, lambda note: None)
     if (newest := saved.newest()) is None:
@@ -217,7 +236,7 @@ def main(words: list[str]) -> int:
     print("\n".join(lines))
     failed = 0
     for number, comparison in enumerate(COMPARISONS):
-        places = " -> ".join(comparison.offload)
+        places = " -> ".join(comparison.offload) + (f" as {comparison.than}" if comparison.than != "none" else "")
         if words and not any(word in f"{comparison} {places}" for word in words):
             continue
         alone = comparison.processes == 1
@@ -245,10 +264,10 @@ def _header() -> Iterator[str]:
     yield f"commit:   {environment['git_commit']}"
     yield f"machine:  {platform.system()} {platform.machine()}, {os.cpu_count()} cores, {DEVICES} virtual CPU devices"
     yield f"versions: python {environment['python']}, {packages}"
-    yield f"measured: {STEPS} steps with offload against {STEPS} without; all logical arrays at the end, and the loss"
-    yield "          and gradient norm of every step, bit by bit; apart: the L2 norm of the difference of all weights"
-    yield "          over that of the weights. A -> B -> C: stopped, saved and resumed after steps"
-    yield f"          {STOPS[0]} and {STOPS[1]}. off, on: seconds, most of them XLA's for compiling."
+    yield f"measured: {STEPS} steps with offload against {STEPS} without, or as said; all logical arrays at the end,"
+    yield "          loss and gradient norm of every step, bit by bit; apart: the L2 norm of the difference of all"
+    yield "          weights over that of the weights. A -> B -> C: stopped, saved and resumed after steps"
+    yield f"          {STOPS[0]} and {STOPS[1]}. off, on: seconds of the two, most of them XLA's for compiling."
     yield ""
 
 

@@ -44,6 +44,10 @@ SETTINGS = {
         "zero.stage=3",
         "offload={optimizer: nvme, path: /nvme, activations: host, parameters: host}",
     ],
+    "and parameters on NVMe": [
+        "zero.stage=3",
+        "offload={optimizer: nvme, path: /nvme, activations: host, parameters: nvme}",
+    ],
 }
 PUBLISHED = [
     ["none, PyTorch", "1.4", "V100, 32 GB", "ZeRO-Offload, arXiv 2101.06840"],
