@@ -15,11 +15,13 @@ from typing import Any
 
 import jax
 import pytest
+from typer.testing import CliRunner
 
 from tests.trainer import small
 from tests.trainer.test_sinks import tf_records
-from trainer import Config, Trainer
+from trainer import Config, ConfigError, Trainer
 from trainer.checkpoint.blocks import BlockWriter
+from trainer.cli import app
 from trainer.display import Display
 from trainer.settings import RunConfig
 from trainer.sinks import open_sinks, read_jsonl
@@ -97,6 +99,27 @@ def test_a_run_whose_last_save_fails_has_failed(make: Callable[..., tuple[Traine
     assert trainer.checkpoints.steps() == [1, 2]
     trainer.save()  # there is room again, and the state is as it was
     assert trainer.checkpoints.steps() == [2, 4]
+
+
+def test_a_run_whose_newest_checkpoint_is_damaged_says_so_and_goes_on_from_an_older_one(
+    make: Callable[..., tuple[Trainer, Noted]],
+) -> None:
+    trainer, _ = make()
+    trainer.train(2)
+    file = trainer.checkpoints.folder / "2/0.bin"
+    content = bytearray(file.read_bytes())
+    content[0] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(
+        ConfigError, match=r"2 is damaged: \S+: its checksum is .* Remove it to go on from step 1"
+    ) as error:
+        Trainer(trainer.config).train()
+    advice = str(error.value).partition("meshwright ")[2].split()
+    assert CliRunner().invoke(app, [*advice, "--yes"]).exit_code == 0
+    again = Trainer(trainer.config)
+    assert again.step == 1
+    again.train()
+    assert again.checkpoints.steps() == [3, 4]
 
 
 @contextmanager
