@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import selectors
 import signal
@@ -14,13 +13,14 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from trainer.processes.parent import PARENT
+
 GRACE = 5.0
 """Seconds in which the others may end by themselves when one has."""
 WISHES = {128 + signal.SIGINT, 128 + signal.SIGTERM}
 """Exit codes of a process that was asked to stop, and did."""
 _LOOK_EVERY = 0.1
 _MOST_LINES = 20
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -92,12 +92,11 @@ class Children:
             popen = subprocess.Popen(
                 command.argv,
                 bufsize=0,
-                env={**os.environ, **command.environment},
+                env={**os.environ, **command.environment, PARENT: str(os.getpid())},
                 stdin=subprocess.DEVNULL if command.script is None else subprocess.PIPE,
                 stdout=None if index == 0 else subprocess.PIPE,
                 stderr=subprocess.PIPE if index == 0 else subprocess.STDOUT,
                 start_new_session=True,  # a terminal's Ctrl-C is passed on, and would come twice
-                preexec_fn=_end_with_parent,
             )
             child = _Child(popen, index)
             pipe = popen.stderr if index == 0 else popen.stdout
@@ -179,7 +178,3 @@ def passed_on(children: Children) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
