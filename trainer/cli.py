@@ -23,6 +23,7 @@ from trainer.commands.exit_codes import FAILED, SIGNALLED, WRONG_INPUT
 from trainer.errors import ConfigError, TrainingError
 from trainer.huge_pages import restart_with_huge_pages
 from trainer.processes.farewell import farewell
+from trainer.processes.parent import end_with_parent
 
 EXPECTED = (ConfigError, TrainingError, OSError, KeyboardInterrupt)
 """What is said in one message; all else is a bug, and shown as one."""
@@ -90,6 +91,7 @@ for name, command in BENCHES.items():
 
 def main() -> None:
     """The console entry, and `python -m trainer`."""
+    end_with_parent()
     if "train" in sys.argv:
         restart_with_huge_pages()
     app(prog_name="meshwright")
