@@ -50,8 +50,12 @@ def test_they_are_the_masters_in_the_dtype_that_is_computed_with(trained: Traine
         np.testing.assert_array_equal(logical, master, err_msg=name)
 
 
-def test_they_measure_as_the_state_does_and_write(trained: Trainer) -> None:
-    again = Trainer.from_run(trained.folder, ELSEWHERE["streamed"])
+@pytest.mark.parametrize("parameters", ["host", "nvme"])
+def test_they_measure_as_the_state_does_and_write(trained: Trainer, parameters: str) -> None:
+    """Layers that training keeps in a file are in host memory meanwhile."""
+    again = Trainer.from_run(
+        trained.folder, {**ELSEWHERE["streamed"], "offload": STREAMED | {"parameters": parameters}}
+    )
     assert again.evaluate()["loss"] == pytest.approx(trained.evaluate()["loss"], rel=1e-3)
     assert again.generate("def", 3).startswith("def")
     assert again.tokens == trained.tokens
