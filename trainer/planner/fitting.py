@@ -105,7 +105,11 @@ def _recomputed(config: Config) -> list[str]:
 
 
 def _state(config: Config) -> list[str]:
-    return [written(settings) for settings in STATE] if config.offload.optimizer == "none" else []
+    if config.offload.parameters != "none":
+        return []
+    if config.offload.optimizer == "none":
+        return [written(settings) for settings in STATE]
+    return [written({key: value for key, value in STATE[-1].items() if key != "offload.optimizer"})]
 
 
 def _activations(config: Config) -> list[str]:

@@ -195,6 +195,11 @@ def test_what_is_said_to_help_does_help() -> None:
         ("llama3-8b", [*LARGE, "recompute=full"], "mesh.tensor=4"),
         ("llama3-8b", [*LARGE, "recompute=full"], STREAMED),
         ("llama3-8b", [*LARGE, "recompute=none"], f"{STREAMED} recompute=selective"),
+        (
+            "llama3-8b",
+            [*LARGE, "recompute=full", "offload={optimizer: nvme, path: x}"],
+            "zero.stage=3 offload.parameters=host",
+        ),
     ],
 )
 def test_help_is_the_mildest_of_its_kind(name: str, overrides: list[str], help: str) -> None:
