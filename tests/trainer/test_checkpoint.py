@@ -381,3 +381,17 @@ def test_a_full_disk_is_an_error_that_says_so_and_can_be_got_over(tmp_path: Path
 
 def test_saving_says_nothing_on_the_terminal(tmp_path: Path) -> None:
     assert start(tmp_path / "checkpoints", "").communicate(timeout=120) == ("saved\n", "")
+
+
+SCRIPT = """
+import jax.numpy as jnp
+from trainer.checkpoint import Checkpoints
+Checkpoints({folder!r}, keep=1).save(1, {{"x": jnp.arange({rows}) * 0.1 + 1, "y": jnp.int32(1)}}, {{}})
+"""
+
+
+def test_a_script_may_end_while_one_is_written(tmp_path: Path) -> None:
+    code = SCRIPT.format(folder=str(tmp_path / "checkpoints"), rows=ROWS)
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert result.stderr == ""
+    assert_equal(Checkpoints(tmp_path / "checkpoints", keep=1).restore(1, shapes(**written(1))), written(1))

@@ -6,14 +6,16 @@ threads move blocks through a buffer each: that is all the memory it takes. Know
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
 import zlib
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
+from threading import Thread
 from typing import TypeVar
 
 import numpy as np
@@ -33,30 +35,43 @@ def num_blocks(num_bytes: int) -> int:
 
 
 class Workers:
-    """Threads, and a buffer of a block for each."""
+    """Threads with a buffer of a block each. They serve to the very end of the interpreter, as a pool would not."""
 
     def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(THREADS, "checkpoint")
-        self._buffers: SimpleQueue[np.ndarray] = SimpleQueue()
-        for _ in range(THREADS):
-            self._buffers.put(allocate(BLOCK))
+        self._work: SimpleQueue[Callable[[np.ndarray], None] | None] = SimpleQueue()
+        self._threads = [Thread(target=self._serve, name="checkpoint", daemon=True) for _ in range(THREADS)]
+        for thread in self._threads:
+            thread.start()
 
     def close(self) -> None:
         """What has not begun never will; the buffers are given back."""
-        self._threads.shutdown(cancel_futures=True)
-        while not self._buffers.empty():
-            self._buffers.get()
+        while not self._work.empty():
+            with contextlib.suppress(Empty):
+                self._work.get_nowait()
+        for _ in self._threads:
+            self._work.put(None)
+        for thread in self._threads:
+            thread.join()
 
     def submit(self, work: Callable[[np.ndarray], T]) -> Future[T]:
         """Calls `work` with a buffer, in a thread."""
-        return self._threads.submit(self._with_buffer, work)
+        future: Future[T] = Future()
+        self._work.put(lambda buffer: settle(future, lambda: work(buffer)))
+        return future
 
-    def _with_buffer(self, work: Callable[[np.ndarray], T]) -> T:
-        buffer = self._buffers.get()
-        try:
-            return work(buffer)
-        finally:
-            self._buffers.put(buffer)
+    def _serve(self) -> None:
+        buffer = allocate(BLOCK)
+        while (work := self._work.get()) is not None:
+            work(buffer)
+            del work  # and what it has written
+
+
+def settle(future: Future[T], work: Callable[[], T]) -> None:
+    """Gives the future what the work returns, or raises."""
+    try:
+        future.set_result(work())
+    except BaseException as error:
+        future.set_exception(error)
 
 
 class BlockWriter:

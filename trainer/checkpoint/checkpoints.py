@@ -11,14 +11,17 @@ import re
 import shutil
 import time
 from collections.abc import Collection, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
 from trainer.checkpoint.agree import of_first, token
+from trainer.checkpoint.blocks import settle
 from trainer.checkpoint.compare import another_model, differences
 from trainer.checkpoint.damage import Damaged
 from trainer.checkpoint.draft import Draft, remove, remove_leftovers
@@ -48,7 +51,6 @@ class Checkpoints:
     def __init__(self, folder: str | Path, keep: Keep | int) -> None:
         self.folder = Path(folder).absolute()
         self.keep = Keep(keep) if isinstance(keep, int) else keep
-        self._behind = ThreadPoolExecutor(1, "save")
         self._saving: tuple[int, Future[None]] | None = None
         self._failure: OSError | None = None  # of the last save
         self._is_told = False
@@ -115,7 +117,9 @@ class Checkpoints:
         except OSError as error:
             self._failure = error if isinstance(error, OffloadError) else self._described(step, error)
             self._tell()
-        saving = self._behind.submit(self._complete, draft, snapshot, dict(meta), dict(metrics or {}), began)
+        saving: Future[None] = Future()
+        complete = partial(self._complete, draft, snapshot, dict(meta), dict(metrics or {}), began)
+        Thread(target=settle, args=(saving, complete), name="save").start()  # waited for where a script ends
         self._saving = step, saving
 
     def _complete(
