@@ -5,6 +5,7 @@ The host runs ahead of the devices, by a few steps, and looks at their numbers o
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -31,7 +32,7 @@ from trainer.pipeline import advice
 from trainer.processes.membership import agreed_stop, is_first, join_others
 from trainer.processes.preflight import facts_of_start, require_alike
 from trainer.profile import Profile
-from trainer.signals import StopRequest
+from trainer.signals import ANSWER, StopRequest
 from trainer.sinks import Sinks, last_record, open_sinks
 from trainer.step import Metrics
 
@@ -111,13 +112,15 @@ class Loop:
                 while not self._train(trainer.step, last, display):
                     pass
 
-    def _wished(self, text: str) -> None:
+    def _wished(self, number: signal.Signals) -> None:
         """A signal has come; told by a thread of its own."""
-        self.events.tell("signal", self.trainer.step, signal=text.partition(":")[0])
-        self.trainer.display.say(text)
+        self.events.tell("signal", self.trainer.step, signal=number.name)
+        self.trainer.display.say(f"{number.name}: {ANSWER}")
 
-    def _warn_of_deadline(self, display: Display) -> None:
-        """Before the last checkpoint, where it may come too late."""
+    def _obey(self, number: signal.Signals, display: Display) -> None:
+        """Before the last checkpoint; says where that may come too late."""
+        if self.stop.signal is None:  # another process was told
+            self.events.tell("signal", self.trainer.step, signal=number.name)
         given, takes, now = self.config.train.stop_seconds, self.trainer.checkpoints.seconds, time.monotonic()
         left = None if given is None else given - (now - (self.stop.since or now))
         if left is not None and takes is not None and left < takes:
@@ -226,7 +229,7 @@ class Loop:
                 if saves:
                     self._require_range(metrics)
                     if stopped_by is not None:
-                        self._warn_of_deadline(display)
+                        self._obey(stopped_by, display)
                     self._save(measured)
                 if ends:
                     break

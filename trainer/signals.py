@@ -18,6 +18,7 @@ from typing import Any, Self
 
 from trainer.commands.exit_codes import SIGNALLED
 
+ANSWER = "finishing the step, then saving; Ctrl-C stops at once, without"
 WISHES = (signal.SIGINT, signal.SIGTERM)
 TWICE = 5.0
 """Seconds within which another SIGTERM is the same one: schedulers send it to a process and to who started it."""
@@ -28,11 +29,11 @@ GRACE = 5.0
 class StopRequest:
     """`with` it around a loop that looks at `signal` between steps; outside the main thread it never sees one.
 
-    `say` is told at once that the wish was heard, by a thread of its own.
+    `heard` is told of the wish at once, by a thread of its own.
     """
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(self, heard: Callable[[signal.Signals], None]) -> None:
+        self._heard = heard
         self.signal: signal.Signals | None = None
         self.since: float | None = None
         """When it came, in seconds of `time.monotonic`."""
@@ -54,7 +55,7 @@ class StopRequest:
                 continue
             if since is None:
                 since = time.monotonic()
-                self._say(f"{number.name}: finishing the step, then saving; Ctrl-C stops at once, without")
+                self._heard(number)
             elif _is_order(number, since) and not self._is_over.wait(GRACE):
                 print("ended at once, without saving", file=sys.stderr, flush=True)
                 os._exit(SIGNALLED + number)

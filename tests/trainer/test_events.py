@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,8 +20,8 @@ def test_a_run_tells_what_happens_and_what_it_costs(tmp_path: Path) -> None:
     Trainer(Config.from_dict(tree, {"train.steps": 4})).train()
     events = list(read_jsonl(tmp_path / "run" / FILE))
     told = [(event["event"], event["step"]) for event in events]
-    first = [("start", 0), ("compile", 1), ("save", 2), ("evaluation", 2), ("save", 3), ("evaluation", 3), ("end", 3)]
-    assert told == [*first, ("restart", 3), ("compile", 4), ("save", 4), ("evaluation", 4), ("end", 4)]
+    first = [("start", 0), ("compile", 1), ("evaluation", 2), ("save", 2), ("evaluation", 3), ("save", 3), ("end", 3)]
+    assert told == [*first, ("restart", 3), ("compile", 4), ("evaluation", 4), ("save", 4), ("end", 4)]
     assert {event["event"] for event in events} <= EVENTS.keys()
     times = [event["time"] for event in events]
     assert times == sorted(times)
@@ -38,10 +39,10 @@ def test_steps_after_the_checkpoint_are_told_as_lost(tmp_path: Path, monkeypatch
     trainer = Trainer(Config.from_dict(tree, overrides))
     save = Trainer.save
 
-    def breaks_down(trainer: Trainer, wait: bool = True) -> None:
+    def breaks_down(trainer: Trainer, *args: Any, **more: Any) -> None:
         if trainer.step == 4:
             raise RuntimeError("the machine burns")
-        save(trainer, wait)
+        save(trainer, *args, **more)
 
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "save", breaks_down)
