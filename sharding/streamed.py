@@ -74,7 +74,7 @@ class InHostMemory:
         kind = First if needed is None else Sum
         if needed is not None:
             gradient += jax.device_put(needed, jax.memory.Space.Device)
-        return kind(jax.device_put(gradient, jax.memory.Space.Host), jnp.sum(gradient * gradient))
+        return kind(jax.device_put(gradient, jax.memory.Space.Host), _square(gradient))
 
 
 class Outside(Protocol):
@@ -115,7 +115,7 @@ class InFile:
             gradient += self.outside.total(self.name, layer, before)
         counts = self.outside.keep(self.name, layer, gradient)
         kind = First if before is None else Sum
-        return kind(None, jnp.where(counts, jnp.sum(gradient * gradient), 0))
+        return kind(None, jnp.where(counts, _square(gradient), 0))
 
 
 def first(layout: Layout, store: Store) -> First:
@@ -137,6 +137,12 @@ def squares(so_far: Sum, layout: Layout) -> jax.Array:
     replicated = [axis for axis in AXES if axis in collectives.varying_axes(so_far.square)]
     of_layers = collectives.all_max(so_far.square, [axis for axis in replicated if axis not in layout.sharded_axes])
     return of_layers.sum()
+
+
+def _square(gradient: jax.Array) -> jax.Array:
+    """Σ gradient², added up row by row: otherwise XLA goes by the layout that suits where the gradient is sent."""
+    flat = jax.lax.optimization_barrier(gradient.reshape(-1))
+    return jnp.sum(flat * flat)
 
 
 def _bring(weight: jax.Array, layout: Layout, zero: Zero, store: Store, learns: bool) -> jax.Array:
