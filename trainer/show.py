@@ -32,7 +32,7 @@ OFF_DEVICE = {
     "gradients": "in host memory, pinned: float32, of the layers",
     "activations": "in host memory, pinned: saved for the backward pass",
     "staging": "in host memory: what is on its way to the update and back",
-    "nvme": "in a file: float32 master weights and moments",
+    "nvme": "in files: float32 master weights and moments; of layers there, weights and gradients",
 }
 TIERS = {"host": "in host memory", "nvme": "on NVMe"}
 NOT_COUNTED = (
