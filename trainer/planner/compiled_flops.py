@@ -102,7 +102,7 @@ def _filled(module: Module, computation: Computation, made: Instruction, caller:
         return Fraction(source.results[0].elements, made.results[0].elements)
     if made.opcode == "bitcast":
         return _filled(module, computation, computation.by_name[made.operands[0]], caller)
-    if made.opcode == "fusion":
+    if made.opcode == "fusion" and made.phase is None:  # what arrives from elsewhere is copied, not padded
         inner = module.computations[made.runs[0]]
         return _filled(module, inner, inner.root, None)
     if made.opcode == "parameter" and caller is not None and caller.instruction.opcode == "fusion":

@@ -35,6 +35,7 @@ LAYOUTS = {
     "half of it": ("offload={optimizer: host, optimizer_fraction: 0.5}", "zero.stage=2", "mesh={data: 4}"),
     "parameters": (*STREAMED, "mesh={data: 4, tensor: 2}", "batch.global=12"),
 }
+ON_ONE_GPU = (*STREAMED, "mesh={data: 1}", "batch.global=1", "model.ffn=256")
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -53,9 +54,9 @@ def test_a_step_that_offloads_is_given_and_gives_what_is_planned(name: str) -> N
 
 
 @pytest.mark.skipif(not INSTALLED, reason="the extra `plan` is not installed")
-@pytest.mark.parametrize("layout", ["optimizer", "parameters"])
-def test_a_gpu_that_is_not_there_holds_what_is_planned(layout: str) -> None:
-    config = tiny(*LAYOUTS[layout])
+@pytest.mark.parametrize("layout", [LAYOUTS["optimizer"], LAYOUTS["parameters"], ON_ONE_GPU], ids=" ".join)
+def test_a_gpu_that_is_not_there_holds_what_is_planned(layout: tuple[str, ...]) -> None:
+    config = tiny(*layout)
     found = compared(plan(config), compile_step(config, H100))
     batch_and_scalars = 2 * 4096
     assert 0 <= found["state"]["compiled"] - found["state"]["planned"] <= batch_and_scalars
