@@ -167,11 +167,8 @@ SPANNING_PIPELINES = [
     Row(LLAMA_DEEP, zero=0, pipeline=8, schedule="gpipe", accumulation=3, keep="inputs"),
     Row(GPT2_DEEP, zero=2, pipeline=2, replica=2, data=2, head="last", accumulation=4, scan=False),
     Row(GPT2_DEEP, zero=3, pipeline=3, data=2, schedule="gpipe", accumulation=4, keep="inputs", head="last"),
-    Row(GPT2_DEEP, zero=1, pipeline=2, data=3, **TWO_CHUNKS, recompute="full"),
     Row(BLOOM_DEEP, zero=3, pipeline=3, data=2, **TWO_CHUNKS, accumulation=4),
     Row(BLOOM_DEEP, zero=0, pipeline=2, tensor=2, **THREE_CHUNKS, accumulation=3, keep="inputs", scan=False),
-    Row(NOISY_DEEP, zero=2, pipeline=2, data=2, tensor=2, **TWO_CHUNKS, head="last", accumulation=6),
-    Row(NOISY_DEEP, zero=1, pipeline=4, data=2, accumulation=6, recompute="selective", persist_below=64),
 ]
 PALLAS: dict[str, Any] = {"attention": "pallas"}
 SPANNING_KERNELS = [
@@ -185,23 +182,16 @@ SPANNING_PARTS = [
 ]
 SPANNING_WHOLE = [
     Row(WHOLE, zero=3, data=2, tensor=2, **PALLAS, accumulation=4, recompute="selective"),
-    Row(GPT2_WHOLE, zero=1, data=2, tensor=4, parts=2, recompute="full"),
-    Row(WHOLE_DEEP, zero=2, pipeline=2, data=2, tensor=2, **TWO_CHUNKS, accumulation=4),
 ]
 SPANNING = [
     Row(LLAMA, zero=0, replica=2, data=2, accumulation=4),
-    Row(LLAMA, zero=1, data=4, tensor=2, accumulation=3),
     Row(LLAMA, zero=2, data=8, recompute="selective", scan=False),
     Row(LLAMA, zero=3, data=2, tensor=4, recompute="full"),
-    Row(LLAMA, zero=3, data=3, accumulation=4),
     Row(GPT2, zero=0, tensor=4, recompute="full", scan=False),
     Row(GPT2, zero=1, data=3, tensor=2, accumulation=4),
     Row(GPT2, zero=2, replica=2, data=2, tensor=2, recompute="selective", scan=False),
-    Row(GPT2, zero=3, data=4, tensor=2, accumulation=4, recompute="full"),
     Row(BLOOM, zero=1, data=8, recompute="selective"),
-    Row(BLOOM, zero=2, data=2, tensor=4, accumulation=4),
     Row(BLOOM, zero=3, replica=2, data=4, recompute="full", scan=False),
-    Row(NOISY, zero=1, replica=2, data=2, tensor=2, accumulation=4, recompute="selective"),
     Row(NOISY, zero=2, data=4, persist_below=64),
     *SPANNING_PIPELINES,
     *SPANNING_KERNELS,
@@ -261,6 +251,16 @@ REST_WHOLE = [
 ]
 REST = [
     *REST_WHOLE,
+    Row(GPT2_DEEP, zero=1, pipeline=2, data=3, **TWO_CHUNKS, recompute="full"),
+    Row(NOISY_DEEP, zero=2, pipeline=2, data=2, tensor=2, **TWO_CHUNKS, head="last", accumulation=6),
+    Row(NOISY_DEEP, zero=1, pipeline=4, data=2, accumulation=6, recompute="selective", persist_below=64),
+    Row(WHOLE_DEEP, zero=2, pipeline=2, data=2, tensor=2, **TWO_CHUNKS, accumulation=4),
+    Row(GPT2_WHOLE, zero=1, data=2, tensor=4, parts=2, recompute="full"),
+    Row(LLAMA, zero=1, data=4, tensor=2, accumulation=3),
+    Row(LLAMA, zero=3, data=3, accumulation=4),
+    Row(GPT2, zero=3, data=4, tensor=2, accumulation=4, recompute="full"),
+    Row(BLOOM, zero=2, data=2, tensor=4, accumulation=4),
+    Row(NOISY, zero=1, replica=2, data=2, tensor=2, accumulation=4, recompute="selective"),
     *(Row(LLAMA, zero=stage, data=2) for stage in range(4)),
     *(Row(LLAMA, zero=stage, data=2, tensor=2, accumulation=4) for stage in range(4)),
     Row(LLAMA, accumulation=4),
