@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 from trainer.cli_help import Command
-from trainer.commands import bench, cluster, checkpoints, layouts, machine, report, runs, training
+from trainer.commands import bench, checkpoints, cluster, layouts, machine, report, runs, training
 from trainer.commands.exit_codes import FAILED, SIGNALLED, WRONG_INPUT
 from trainer.errors import ConfigError, TrainingError
 from trainer.huge_pages import restart_with_huge_pages
