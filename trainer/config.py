@@ -37,6 +37,9 @@ from trainer.settings import (
     TrainConfig,
 )
 
+ANYWHERE = ("mesh={pipeline: 1}", "elastic={}", "check={}")
+"""Overrides with which the config of a run loads, whatever has become of its devices and of its schedule's table."""
+
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class Config:

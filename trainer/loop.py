@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,7 @@ from trainer.pipeline import advice
 from trainer.processes.membership import agreed_stop, is_first, join_others
 from trainer.processes.preflight import facts_of_start, require_alike
 from trainer.profile import Profile
+from trainer.run_folder import RunFolder
 from trainer.signals import ANSWER, StopRequest
 from trainer.sinks import Sinks, last_record, open_sinks
 from trainer.step import Metrics
@@ -75,7 +76,7 @@ class Loop:
         trainer.display = (
             make_display(title, config.train.steps, lambda: memory_in_use(local)) if self.is_first else Display()
         )
-        with trainer.display as display:
+        with trainer.display as display, ExitStack() as held_open:
             kinds = [device.device_kind for device in local]
             require_alike("start", facts_of_start(config.to_dict(), kinds))
             trainer.check_folder()
@@ -87,6 +88,8 @@ class Loop:
             if first >= last:
                 self._train_nothing(first, last, display)
                 return
+            if self.is_first:
+                held_open.enter_context(RunFolder(trainer.folder).in_use())
             trainer.open_folder()
             self._tell_start(first)
             try:
@@ -146,7 +149,9 @@ class Loop:
     def _train_nothing(self, first: int, last: int, display: Display) -> None:
         """Saves what no checkpoint holds yet, such as the initial values; a run that is saved stays as it is."""
         trainer = self.trainer
-        if trainer.checkpoints.newest() != first:
+        if (newest := trainer.checkpoints.newest()) is not None:
+            trainer.checkpoints.meta(newest)  # a damaged one is nothing to end with
+        if newest != first:
             trainer.save()
             display.say(f"nothing to train: step {first} is saved in {trainer.folder}")
         elif first > last:

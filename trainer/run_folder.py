@@ -9,7 +9,9 @@ Takes the config as plain nested data, and knows nothing of training. One proces
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import fcntl
 import json
 import os
 import platform
@@ -33,6 +35,10 @@ PACKAGES = ("meshwright", "jax", "jaxlib", "flax", "optax", "numpy", "tokenizers
 
 BECAUSE = "MESHWRIGHT_RESTARTED_BECAUSE"
 """Set by whoever starts a run again: how it ended before."""
+
+
+IN_USE = ".in-use.tmp"
+"""Held by the process that trains in the folder, whose number it has."""
 
 
 class Change(Enum):
@@ -88,9 +94,7 @@ class RunFolder:
             notes = self._compare(_plain(config))
             self._try_to_write()
         except OSError as error:
-            raise ConfigError(
-                f"run.dir={self.path} cannot be written ({error.strerror}); give another run.dir, or make it writable"
-            ) from error
+            raise self._not_writable(error) from error
         return notes
 
     def open(self, config: Mapping[str, Any], environment: Mapping[str, Any]) -> list[str]:
@@ -104,13 +108,50 @@ class RunFolder:
         notes = self.check(config)
         if self._has_begun():
             self._require_same_data(environment)
-        self.path.mkdir(parents=True, exist_ok=True)
         starts = [*self._starts(), environment]
         go_on = f"meshwright train {self._file('config.yaml')}"
         header = f"# The resolved config of this run; to go on with it: {go_on}\n"
-        self._write("config.yaml", header + config_yaml.dump(_plain(config)))
-        self._write("environment.json", json.dumps(starts, indent=2) + "\n")
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._write("config.yaml", header + config_yaml.dump(_plain(config)))
+            self._write("environment.json", json.dumps(starts, indent=2) + "\n")
+        except OSError as error:
+            raise self._not_writable(error) from error
         return notes
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """`with` it while something trains in the folder, which is made; a process that is killed leaves it free.
+
+        Raises:
+            ConfigError: another process trains in it, or it cannot be written.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            file = os.open(self._file(IN_USE), os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise self._not_writable(error) from error
+        try:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(
+                    f"{self.path} is in use: process {os.read(file, 20).decode() or 'of another host'} trains in it; "
+                    "wait for it, stop it, or give another run.name or run.dir"
+                ) from None
+            except OSError:  # a file system without locks
+                pass
+            else:
+                os.truncate(file, 0)
+                os.write(file, str(os.getpid()).encode())
+            yield
+        finally:
+            os.close(file)
+
+    def _not_writable(self, error: OSError) -> ConfigError:
+        return ConfigError(
+            f"run.dir={self.path} cannot be written ({error.strerror}); give another run.dir, or make it writable"
+        )
 
     def _compare(self, config: dict[str, Any]) -> list[str]:
         """The notes on a folder that may be opened; see `check` for what it raises."""

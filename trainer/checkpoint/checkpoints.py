@@ -253,7 +253,7 @@ class Checkpoints:
             way_out = f"go on from step {max(older)}" if older else "start anew"
             raise ConfigError(
                 f"{path} is damaged: {error}. Remove it to {way_out}: meshwright checkpoints {self.folder.parent} "
-                f"--remove {step}"
+                f"--remove {step} --yes"
             ) from None
 
 

@@ -45,7 +45,12 @@ def _entry(path: Path) -> Entry:
     if is_of_format_1(path):
         return Entry(path, _size(path), problem="complete, of an older version: without checksums")
     try:
-        return Entry(path, _size(path), Header.read(path))
+        header = Header.read(path)
+        with open_arrays(path):  # what describes them, and nothing of them
+            missing = [name for n in range(header.num_processes) if not (path / (name := f"{n}.bin")).is_file()]
+        if missing:
+            raise Damaged(f"{missing[0]} is missing")
+        return Entry(path, _size(path), header)
     except Damaged as error:
         program = None if (path / HEADER).exists() else whose(path)
         return Entry(path, _size(path), problem=f"a checkpoint of {program}" if program else f"damaged: {error}")

@@ -44,15 +44,17 @@ def checkpoints(
         raise ConfigError(f"{' and '.join(given)}: one at a time")
     if yes and not (remove or prune):
         raise ConfigError("--yes is for --remove and --prune")
-    from trainer import show_checkpoints as show
-
     if verify:
-        raise typer.Exit(0 if show.verify_checkpoints(run) else FAILED)
+        from trainer.show_checkpoints import verify_checkpoints
+
+        raise typer.Exit(0 if verify_checkpoints(run) else FAILED)
+    from trainer.show_checkpoints import compare_checkpoints, export_checkpoint, list_checkpoints, remove_checkpoints
+
     if diff:
-        show.compare_checkpoints(run, *diff)
+        compare_checkpoints(run, *diff)
     elif export:
-        show.export_checkpoint(run, *export)
+        export_checkpoint(run, *export)
     elif remove or prune:
-        show.remove_checkpoints(run, remove or None, yes)
+        remove_checkpoints(run, remove or None, yes)
     else:
-        show.list_checkpoints(run)
+        list_checkpoints(run)

@@ -27,6 +27,8 @@ def read_hosts(path: Path) -> list[Host]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise ConfigError(f"--hosts {path}: {error.strerror}") from error
+    except UnicodeDecodeError:
+        raise ConfigError(f"--hosts {path} is not text; write a host a line") from None
     hosts = []
     for number, line in enumerate(lines, 1):
         if not (text := line.partition("#")[0].strip()):

@@ -21,6 +21,10 @@ _KINDS = TRAINING, EVALUATION = "loss", "eval_loss"
 STARTS = ("start", "restart")
 
 
+MOST_STEPS = 2**53
+"""More is not told exactly by a float, and was trained by nobody."""
+
+
 @dataclass(frozen=True)
 class Event:
     """A line of events.jsonl."""
@@ -135,7 +139,9 @@ def _events(file: Path) -> Iterator[Event]:
             try:
                 record = json.loads(line)
                 time, name, step = float(record.pop("time")), str(record.pop("event")), int(record.pop("step"))
-            except (ValueError, TypeError, KeyError, AttributeError):
+            except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
+                continue
+            if abs(step) > MOST_STEPS:
                 continue
             yield Event(time, name, step, record)
 
