@@ -24,6 +24,7 @@ def test_a_row_is_compared_with_the_yardstick() -> None:
     ]
 
 
+@pytest.mark.sweep
 def test_overhead_trains_and_prints_both_loops(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -34,6 +35,7 @@ def test_overhead_trains_and_prints_both_loops(
     assert "loop with meshwright's model" in table
 
 
+@pytest.mark.sweep
 def test_every_variant_trains_a_model_of_the_same_size() -> None:
     """All start from guessing, and fall."""
     sizes = set()

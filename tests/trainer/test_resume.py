@@ -67,7 +67,10 @@ def unbroken(stopped: Trainer) -> Second:
     return _second_half(stopped)
 
 
-@pytest.fixture(scope="module", params=GOES_ON)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(n, marks=pytest.mark.sweep if n == "data3_zero2_accumulate2" else ()) for n in GOES_ON],
+)
 def resumed(request: pytest.FixtureRequest, stopped: Trainer, tmp_path_factory: pytest.TempPathFactory) -> Second:
     folder = tmp_path_factory.mktemp("resumed") / "run"
     shutil.copytree(stopped.folder, folder)

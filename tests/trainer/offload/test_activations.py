@@ -22,6 +22,8 @@ ROWS = [
     Row(LLAMA, zero=2, data=2, recompute="none"),
     Row(LLAMA, zero=3, data=2, tensor=2, accumulation=2, recompute="selective"),
 ]
+DEFAULT = ROWS[::3]
+"""One device, and as many kinds of exchange as there are."""
 
 
 def trained(config: Config, devices: int, text: str) -> tuple[dict[str, np.ndarray], float]:
@@ -36,7 +38,9 @@ def offloaded(config: Config) -> Config:
     return Config.from_dict(config.to_dict(), ["offload.activations=host"])
 
 
-@pytest.mark.parametrize("row", ROWS, ids=str)
+@pytest.mark.parametrize(
+    "row", [pytest.param(r, marks=() if r in DEFAULT else pytest.mark.sweep) for r in ROWS], ids=str
+)
 def test_losses_and_gradients_are_those_without_to_the_bit(row: Row) -> None:
     kept, on_host = (trained(config, row.num_devices, row.task.text) for config in (row.config, offloaded(row.config)))
     assert kept[1] == on_host[1]

@@ -89,7 +89,7 @@ def test_closed_forms_are_those_of_every_parameter_added_up(offload: str, stage:
 
 
 @pytest.mark.skipif(not INSTALLED, reason="the extra `plan` is not installed")
-@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("micro_batches", [pytest.param(1, marks=pytest.mark.sweep), 2])
 def test_where_layers_are_streamed_the_head_s_moment_is_the_fullest(micro_batches: int) -> None:
     """Two micro-batches are worked at side by side where they are all."""
     small_layers = ("model.vocab=16384", "recompute=full", "attention.implementation=pallas")

@@ -336,7 +336,7 @@ TIGHT: list[tuple[float, str]] = [
     (0.7, "offload.optimizer=host"),
     (0.45, "zero.stage=3 offload.optimizer=host offload.parameters=host"),
     (
-        0.35,
+        0.31,
         "zero.stage=3 offload.optimizer=host offload.parameters=host offload.activations=host recompute.policy=full",
     ),
 ]
