@@ -105,7 +105,14 @@ def _report(error: BaseException, debug: bool) -> int:
     if isinstance(error, KeyboardInterrupt):
         message, code = "interrupted", SIGNALLED + signal.SIGINT
     else:
-        message, code = f"error: {error}", WRONG_INPUT if isinstance(error, ConfigError) else FAILED
+        message, code = f"error: {_words(error)}", WRONG_INPUT if isinstance(error, ConfigError) else FAILED
     if is_expected:
         typer.secho(message, fg=typer.colors.RED, err=True)
     return code
+
+
+def _words(error: BaseException) -> str:
+    """The operating system's, without its number."""
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)

@@ -238,7 +238,7 @@ def test_bench_says_by_its_exit_code_whether_kernels_ran(fake: Fake) -> None:
     ("error", "code", "message"),
     [
         (ConfigError("mesh: use [1, 2]"), 2, "error: mesh: use [1, 2]\n"),
-        (OSError(28, "No space left on device", "runs/a"), 1, "error: [Errno 28] No space left on device: 'runs/a'\n"),
+        (OSError(28, "No space left on device", "runs/a"), 1, "error: runs/a: No space left on device\n"),
         (KeyboardInterrupt(), 130, "interrupted\n"),
     ],
     ids=["a wrong config", "a full disk", "ctrl-c"],

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,8 +85,13 @@ def export(reader: ArrayReader, folder: Path) -> None:
     """
     _hush()
     arrays = {name: _Stored(name, reader.host) for name in reader.index}
-    with ocp.Checkpointer(_handler({_Stored: _WriteStored})) as writer:
-        writer.save(folder.absolute(), args=ocp.args.PyTreeSave(arrays))
+    try:
+        with ocp.Checkpointer(_handler({_Stored: _WriteStored})) as writer:
+            writer.save(folder.absolute(), args=ocp.args.PyTreeSave(arrays))
+    except BaseException:
+        for left in folder.parent.glob(f"{folder.name}.orbax-checkpoint-tmp*"):
+            shutil.rmtree(left, ignore_errors=True)
+        raise
 
 
 @dataclass(frozen=True)
