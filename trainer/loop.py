@@ -88,6 +88,7 @@ class Loop:
             if first >= last:
                 self._train_nothing(first, last, display)
                 return
+            _ = trainer.corpus  # text that cannot be trained on makes no folder
             if self.is_first:
                 held_open.enter_context(RunFolder(trainer.folder).in_use())
             trainer.open_folder()
