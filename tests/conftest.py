@@ -11,6 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("busy", deadline=None)  # other work on the machine is no fault of a test
+settings.load_profile("busy")
 
 ROOT = Path(__file__).parents[1]
 

@@ -89,7 +89,12 @@ def test_a_process_that_is_stopped_is_named_by_the_other(text: Path, tmp_path: P
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
-    path = config(text, tmp_path, mesh={"data": 4}, watchdog={"seconds": SECONDS_TOGETHER})
+    path = config(
+        text,
+        tmp_path,
+        mesh={"data": 4},
+        watchdog={"seconds": SECONDS_TOGETHER, "compile_seconds": 2 * SECONDS_TOGETHER},
+    )
     place = {"MESHWRIGHT_COORDINATOR": address, "MESHWRIGHT_PROCESSES": "2"}
     place["MESHWRIGHT_LOST_AFTER"] = "100"  # or who watches over the processes says it first
     runs = [start(path, "nothing", devices=2, **place, MESHWRIGHT_PROCESS=str(number)) for number in (0, 1)]

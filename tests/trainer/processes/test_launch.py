@@ -97,11 +97,16 @@ def appear(folder: Path, count: int) -> list[int]:
     return [int(pid) for pid in (folder / "pids").read_text().split()]
 
 
+def is_there(pid: int) -> bool:
+    try:
+        return " Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def disappear(pids: list[int]) -> None:
     deadline = time.monotonic() + 20
-    while any(
-        Path(f"/proc/{pid}/stat").exists() and " Z " not in Path(f"/proc/{pid}/stat").read_text() for pid in pids
-    ):
+    while any(map(is_there, pids)):
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
