@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import fcntl
 import json
 import os
 import platform
@@ -29,6 +28,7 @@ from trainer import config_yaml
 from trainer.checkpoint.foreign import refusal
 from trainer.config_source import read_file
 from trainer.errors import ConfigError
+from trainer.file_lock import holder, try_to_lock
 
 PACKAGES = ("meshwright", "jax", "jaxlib", "flax", "optax", "numpy", "tokenizers")
 
@@ -38,7 +38,7 @@ BECAUSE = "MESHWRIGHT_RESTARTED_BECAUSE"
 
 
 IN_USE = ".in-use.tmp"
-"""Held by the process that trains in the folder, whose number it has."""
+"""Locked by the process that trains in the folder."""
 
 
 class Change(Enum):
@@ -132,18 +132,12 @@ class RunFolder:
         except OSError as error:
             raise self._not_writable(error) from error
         try:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ConfigError(
-                    f"{self.path} is in use: process {os.read(file, 20).decode() or 'of another host'} trains in it; "
-                    "wait for it, stop it, or give another run.name or run.dir"
-                ) from None
-            except OSError:  # a file system without locks
-                pass
-            else:
-                os.truncate(file, 0)
-                os.write(file, str(os.getpid()).encode())
+            with contextlib.suppress(OSError):  # a file system without locks
+                if not try_to_lock(file):
+                    raise ConfigError(
+                        f"{self.path} is in use: {holder(file)} trains in it; wait for it, stop it, or give another "
+                        "run.name or run.dir"
+                    )
             yield
         finally:
             os.close(file)

@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import IO
 
 from trainer.errors import ConfigError
+from trainer.file_lock import try_to_lock
 
 Say = Callable[[str], None]
 
@@ -79,10 +80,9 @@ def _one_at_a_time(lock: Path, say: Say) -> Iterator[bool]:
 
 def _lock(handle: IO[str], say: Say) -> bool:
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        say(f"data: waiting for the process that holds {handle.name}")
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        if not try_to_lock(handle.fileno()):
+            say(f"data: waiting for the process that holds {handle.name}")
+            fcntl.flock(handle, fcntl.LOCK_EX)
     except OSError:
         return False
     return True

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from trainer.errors import ConfigError, OffloadError
+from trainer.file_lock import holder, try_to_lock
 from trainer.offload.buffers import PAGE
 from trainer.units import binary
 
@@ -96,24 +97,13 @@ def _open(path: Path) -> int:
 def _lock(file: int, path: Path) -> None:
     """Until the file is closed, or the process dies."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        advice = "wait for it to end, or name another folder, or another run.name"
-        raise ConfigError(f"{path} is in use by {_holder(file)}, which offloads there; {advice}") from None
+        is_ours = try_to_lock(file)
     except OSError as error:
         advice = "name a folder on a local disk"
         raise ConfigError(f"{path} cannot be locked on this file system ({error.strerror}); {advice}") from None
-
-
-def _holder(file: int) -> str:
-    """Who has the lock, as far as the kernel tells."""
-    status = os.fstat(file)
-    key = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/locks").read_text().splitlines():  # 1: FLOCK ADVISORY WRITE pid device:inode 0 EOF
-            if key in (fields := line.split()):
-                return f"process {fields[fields.index(key) - 1]}"
-    return "another process"
+    if not is_ours:
+        advice = "wait for it to end, or name another folder, or another run.name"
+        raise ConfigError(f"{path} is in use by {holder(file)}, which offloads there; {advice}")
 
 
 def _reserve(file: int, path: Path, num_bytes: int) -> None:
