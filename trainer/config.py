@@ -37,7 +37,9 @@ from trainer.settings import (
     TrainConfig,
 )
 
-ANYWHERE = ("mesh={pipeline: 1}", "elastic={}", "check={}")
+TRAINED = ("elastic={}", "check={}")
+"""Overrides for a run that is not trained here: its mesh is known, and nothing is to be checked."""
+ANYWHERE = ("mesh={pipeline: 1}", *TRAINED)
 """Overrides with which the config of a run loads, whatever has become of its devices and of its schedule's table."""
 
 

@@ -89,7 +89,7 @@ class Loop:
                 self._train_nothing(first, last, display)
                 return
             _ = trainer.corpus  # text that cannot be trained on makes no folder
-            if self.is_first:
+            if jax.process_index() == 0:
                 held_open.enter_context(RunFolder(trainer.folder).in_use())
             trainer.open_folder()
             self._tell_start(first)

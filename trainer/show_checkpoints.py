@@ -9,7 +9,7 @@ from pathlib import Path
 from trainer.checkpoint import Checkpoints, Keep
 from trainer.checkpoint.damage import Damaged
 from trainer.checkpoint.draft import remove
-from trainer.checkpoint.foreign import is_of_format_1, refusal
+from trainer.checkpoint.foreign import ARRAYS, is_of_format_1, refusal
 from trainer.checkpoint.inspect import Entry, compare, damage, entries
 from trainer.checkpoint.keep import METRIC
 from trainer.checkpoint.read import open_arrays
@@ -93,7 +93,7 @@ def export_checkpoint(run: Path, step: int, folder: Path) -> None:
     if folder.exists():
         raise ConfigError(f"{folder} is there already; name a folder that is not")
     if is_of_format_1(path):
-        raise ConfigError(f"{path} is in orbax's format already: its arrays are in {path / 'arrays'}")
+        raise ConfigError(f"{path} is in orbax's format already: its arrays are in {path / ARRAYS}")
     from trainer.checkpoint import orbax
 
     try:

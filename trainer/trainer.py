@@ -18,7 +18,7 @@ from models.inputs import Batch
 from sharding.mesh import make_mesh
 from trainer.checkpoint import Checkpoints, Keep, made
 from trainer.checkpoint.foreign import refusal
-from trainer.config import ANYWHERE, Config
+from trainer.config import ANYWHERE, TRAINED, Config
 from trainer.config_source import Overrides
 from trainer.data.batches import TrainBatches, prefetch
 from trainer.data.config import DataConfig
@@ -98,9 +98,7 @@ class Trainer:
                 f"{folder} holds no config.yaml, so it is no run's folder; name one, such as runs/quickstart"
             )
         trained = Config.load(file, ANYWHERE).data
-        # Of a run that has trained, the mesh is known; and nothing is trained here that could be checked.
-        set_here = [f"run.dir={json.dumps(str(folder))}", "elastic={}", "check={}"]
-        config = Config.load(file, [*set_here, *_as_texts(overrides)])
+        config = Config.load(file, [f"run.dir={json.dumps(str(folder))}", *TRAINED, *_as_texts(overrides)])
         trainer = cls(
             dataclasses.replace(config, data=_data_to_evaluate(config.data, trained, Path(folder, TOKENIZER)))
         )

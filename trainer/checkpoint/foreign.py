@@ -37,9 +37,13 @@ PATTERNS = {
 """Program -> what is found in a folder of its checkpoints; the first that fits."""
 
 
+ARRAYS, META = "arrays", "meta"
+"""The two parts of a checkpoint of format 1, each a folder."""
+
+
 def is_of_format_1(path: Path) -> bool:
     """Whether an older meshwright has written it: orbax's arrays, which `trainer.checkpoint.orbax` reads."""
-    return (path / "arrays").is_dir() and (path / "meta").is_dir()
+    return (path / ARRAYS).is_dir() and (path / META).is_dir()
 
 
 def whose(folder: Path) -> str | None:

@@ -20,18 +20,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from trainer.checkpoint.damage import Damaged
+from trainer.checkpoint.foreign import ARRAYS, META
 from trainer.checkpoint.read import ArrayReader
-
-ARRAYS, META = "arrays", "meta"
-"""The two parts of a checkpoint of format 1, each a folder."""
-
-
-@dataclass(frozen=True)
-class Kind:
-    """What is known of an array before it is read."""
-
-    dtype: np.dtype
-    shape: tuple[int, ...]
 
 
 class OrbaxReader:
@@ -47,7 +37,7 @@ class OrbaxReader:
         self._reader = ocp.Checkpointer(_handler({jax.Array: ocp.type_handlers.ArrayHandler}))
         with _damaged():
             found = self._reader.metadata(path / ARRAYS).item_metadata
-            self.index = {name: Kind(np.dtype(x.dtype), tuple(x.shape)) for name, x in found.items()}
+            self.index = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in found.items()}
 
     def __enter__(self) -> Self:
         return self
@@ -126,4 +116,8 @@ def _damaged() -> Iterator[None]:
 
 def _hush() -> None:
     """orbax logs every error that it also raises, and its progress."""
-    logging.getLogger("absl").addFilter(lambda record: f"{os.sep}orbax{os.sep}" not in record.pathname)
+    logging.getLogger("absl").addFilter(_not_from_orbax)  # which takes a filter once
+
+
+def _not_from_orbax(record: logging.LogRecord) -> bool:
+    return f"{os.sep}orbax{os.sep}" not in record.pathname
