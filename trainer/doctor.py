@@ -30,9 +30,9 @@ from sharding.mesh import MeshConfig
 from trainer.config import Config
 from trainer.data.config import DataConfig
 from trainer.gpu_settings import gpu_settings
+from trainer.lines import read_jsonl
 from trainer.run_folder import PACKAGES, version
 from trainer.settings import BatchConfig, RunConfig, TrainConfig
-from trainer.sinks import read_jsonl
 
 _CUDA_PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
 _MARKS = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "fail": ("✗", "red")}

@@ -22,7 +22,7 @@ from tensorboardX.proto.summary_pb2 import Summary
 from tensorboardX.record_writer import RecordWriter
 
 from trainer.errors import ConfigError
-from trainer.lines import backwards
+from trainer.lines import backwards, record_of
 from trainer.settings import RunConfig
 
 Values = Mapping[str, int | float]
@@ -117,18 +117,6 @@ class JsonlSink:
         return str(self._path)
 
 
-def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a file such as metrics.jsonl, without a last line that a killed process left half written."""
-    with path.open("rb") as file:
-        for line in file:
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(record, dict):
-                yield record
-
-
 def last_record(path: Path) -> dict[str, Any] | None:
     """The last record of a trained step in a metrics.jsonl, if there is one."""
     records = (record for _, record in _records_backwards(path) if "step_seconds" in record)
@@ -144,11 +132,8 @@ def _rewind(path: Path, step: int) -> None:
 def _records_backwards(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """(the place at which it ends, a whole record of a step), the last one first."""
     for place, line in backwards(path) if path.exists() else ():
-        try:
-            record = json.loads(line) if line.endswith(b"\n") else None
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(record, dict) and isinstance(record.get("step"), int):
+        record = record_of(line) if line.endswith(b"\n") else None
+        if record is not None and isinstance(record.get("step"), int):
             yield place + len(line), record
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.trainer import small
 from trainer import Config, Trainer
 from trainer.events import EVENTS, FILE, Events
-from trainer.sinks import read_jsonl
+from trainer.lines import read_jsonl
 
 
 def test_a_run_tells_what_happens_and_what_it_costs(tmp_path: Path) -> None:

@@ -23,8 +23,9 @@ from trainer import Config, ConfigError, Trainer
 from trainer.checkpoint.blocks import BlockWriter
 from trainer.cli import app
 from trainer.display import Display
+from trainer.lines import read_jsonl
 from trainer.settings import RunConfig
-from trainer.sinks import open_sinks, read_jsonl
+from trainer.sinks import open_sinks
 
 
 class Noted(Display):

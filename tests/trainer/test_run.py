@@ -22,7 +22,7 @@ from trainer.checkpoint import Checkpoints
 from trainer.cli import app
 from trainer.data.indexed import IndexedWriter
 from trainer.data.tokenizer import Tokenizer
-from trainer.sinks import read_jsonl
+from trainer.lines import read_jsonl
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "JAX_NUM_CPU_DEVICES"} | {"COLUMNS": "80"}

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from trainer.errors import ConfigError
+from trainer.lines import read_jsonl
 from trainer.settings import RunConfig
-from trainer.sinks import JsonlSink, open_sinks, read_jsonl
+from trainer.sinks import JsonlSink, open_sinks
 
 
 def write_steps(path: Path, resumed: int, steps: list[int]) -> None:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from trainer.errors import ConfigError
-from trainer.sinks import read_jsonl
+from trainer.lines import read_jsonl
 
 FILE = "rollbacks.jsonl"
 

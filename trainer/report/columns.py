@@ -15,7 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from trainer.lines import record_of
+
 Record = dict[str, Any]
+
+MOST_STEPS = 2**53 - 1
+"""More is not told exactly by a float, and was trained by nobody."""
 
 _CHUNK = 1 << 22
 """Bytes that are parsed at a time."""
@@ -118,19 +123,12 @@ def _chunks(path: Path) -> Iterator[list[Record]]:
             try:
                 records = json.loads(b"[" + b",".join(lines) + b"]")
             except (ValueError, RecursionError):
-                records = [_record(line) for line in lines]
+                records = [record_of(line) for line in lines]
             yield [record for record in records if _has_step(record)]
 
 
-def _record(line: bytes) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-
-
 def _has_step(record: Any) -> bool:
-    return isinstance(record, dict) and type(record.get("step")) is int and 0 <= record["step"] < 2**53
+    return isinstance(record, dict) and type(record.get("step")) is int and 0 <= record["step"] <= MOST_STEPS
 
 
 def _numbers(names: tuple[str, ...], records: Sequence[Record]) -> dict[str, np.ndarray]:

@@ -13,16 +13,13 @@ import yaml
 
 from trainer import events
 from trainer.errors import ConfigError
-from trainer.report.columns import Columns, read_columns
+from trainer.lines import read_jsonl
+from trainer.report.columns import MOST_STEPS, Columns, read_columns
 
 CONFIG, ENVIRONMENT, METRICS, TOKENIZER = "config.yaml", "environment.json", "metrics.jsonl", "tokenizer.json"
 _KINDS = TRAINING, EVALUATION = "loss", "eval_loss"
 """The field by which a record of metrics.jsonl is known."""
 STARTS = ("start", "restart")
-
-
-MOST_STEPS = 2**53
-"""More is not told exactly by a float, and was trained by nobody."""
 
 
 @dataclass(frozen=True)
@@ -132,17 +129,12 @@ def _environments(file: Path) -> list[Mapping[str, Any]]:
 
 def _events(file: Path) -> Iterator[Event]:
     """Without lines that are cut, or not of this kind."""
-    if not file.exists():
-        return
-    with file.open("rb") as lines:
-        for line in lines:
-            try:
-                record = json.loads(line)
-                time, name, step = float(record.pop("time")), str(record.pop("event")), int(record.pop("step"))
-            except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
-                continue
-            if abs(step) > MOST_STEPS:
-                continue
+    for record in read_jsonl(file) if file.exists() else ():
+        try:
+            time, name, step = float(record.pop("time")), str(record.pop("event")), int(record.pop("step"))
+        except (ValueError, TypeError, KeyError, OverflowError):
+            continue
+        if abs(step) <= MOST_STEPS:
             yield Event(time, name, step, record)
 
 

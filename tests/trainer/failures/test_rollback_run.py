@@ -18,7 +18,7 @@ from trainer import Config, Trainer
 from trainer.cli import app
 from trainer.errors import TrainingError
 from trainer.failures.rollbacks import Rollback
-from trainer.sinks import read_jsonl
+from trainer.lines import read_jsonl
 
 STEPS = 10
 ROLLBACK = {"on_nonfinite": "rollback", "on_spike": "rollback", "window": 3}

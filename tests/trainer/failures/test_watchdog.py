@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from tests.trainer import small
-from trainer.sinks import read_jsonl
+from trainer.lines import read_jsonl
 
 ROOT = Path(__file__).parents[3]
 HOST = socket.gethostname()

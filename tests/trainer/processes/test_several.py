@@ -14,9 +14,9 @@ import yaml
 
 from tests.trainer import small
 from trainer import Config, Trainer
+from trainer.lines import read_jsonl
 from trainer.processes.children import Children, Command
 from trainer.processes.supervisor import local_start
-from trainer.sinks import read_jsonl
 
 ROOT = Path(__file__).parents[3]
 STEPS = 4
