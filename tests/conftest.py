@@ -1,7 +1,7 @@
 """What every test stands on: eight virtual CPU devices, compiled programs kept between runs, an empty home.
 
 The settings are environment variables, so that programs started by a test have them too; jax reads them when
-it is imported, so nothing here may import it.
+it is imported, so nothing above them may import it.
 """
 
 from __future__ import annotations
@@ -34,3 +34,11 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("HOME", str(folder))
         patch.setenv("XDG_CACHE_HOME", str(folder / ".cache"))
         yield folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def devices() -> None:
+    """All eight are there, whichever test is first: a config for one device would leave the others without."""
+    import jax  # not before the settings above
+
+    assert len(jax.devices()) == 8
