@@ -25,6 +25,11 @@ DEVICE, HOST = "device", "pinned_host"
 """The memory of the devices, and that of the host from which they can copy by themselves, as JAX calls them."""
 
 
+def moved(array: jax.Array, memory: str) -> jax.Array:
+    """The same on the same devices, in their memory or in their host's."""
+    return jax.device_put(array, array.sharding.with_memory_kind(memory))
+
+
 class First(NamedTuple):
     """What the loss of the first micro-batch is differentiated by; its gradient is a `Sum`."""
 

@@ -11,7 +11,7 @@ import dataclasses
 import jax
 import numpy as np
 
-from sharding.streamed import DEVICE, HOST
+from sharding.streamed import DEVICE, HOST, moved
 from trainer import logical
 from trainer.checkpoint import Checkpoints
 from trainer.logical import Arrays
@@ -55,6 +55,5 @@ def _stored(program: Program, name: str, array: jax.Array) -> jax.Array:
     """A logical array with its padding, where it stays."""
     if program.layouts[name].is_logical:
         return array
-    array = jax.device_put(array, array.sharding.with_memory_kind(DEVICE))
-    stored = logical.as_stored(program, name, array)
+    stored = logical.as_stored(program, name, moved(array, DEVICE))
     return jax.device_put(stored, program.on_host(program.layouts[name].spec)) if name in program.streamed else stored

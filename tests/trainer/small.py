@@ -8,6 +8,13 @@ from typing import Any
 
 VOCAB = 300
 CONTEXT = 32
+ON_ONE_DEVICE: dict[str, Any] = {
+    "mesh": {"virtual_devices": 1},
+    "batch.global": 4,
+    "precision.compute": "bfloat16",
+    "recompute": "full",
+}
+"""Overrides: what most people try first with offload."""
 WORDS = ("def", "class", "return", "if", "else", "for", "in", "while", "self", "x", "y", "value")
 
 

@@ -11,6 +11,7 @@ import typer
 
 from trainer.commands.arguments import ConfigFile, Overrides, load
 from trainer.errors import ConfigError
+from trainer.processes.place import PORT
 
 LAUNCHED = ("train", "eval", "generate")
 
@@ -26,7 +27,7 @@ def launch(
     ] = "ssh",
     port: Annotated[
         int, typer.Option("--port", metavar="N", min=1, max=65535, help="Of the first host, for the others to find it.")
-    ] = 29400,
+    ] = PORT,
     env: Annotated[
         list[str] | None, typer.Option("--env", metavar="NAME", help="Also pass this variable on; NAME may end in *.")
     ] = None,

@@ -25,6 +25,8 @@ from trainer.units import binary
 Move = Callable[[int, list[memoryview], int], int]
 """`os.preadv` or `os.pwritev`: from or to a file, which buffers, where; gives the bytes moved."""
 
+BLOCK, DEPTH = 4 * 2**20, 16
+"""Bytes of a request, and requests at a time, that suit a disk. With small ones, Python is slower than it."""
 _AFTER_A_FAILURE = "check that disk (see dmesg), and run again: it goes on from the newest checkpoint"
 
 

@@ -12,13 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from trainer.offload.buffers import PAGE, allocate, round_up
-from trainer.offload.direct_file import DirectFile
+from trainer.offload.direct_file import BLOCK, DEPTH, DirectFile
 from trainer.offload.lanes import NO_LANES, Lanes
-
-BLOCK = 4 * 2**20
-"""Bytes of a request: see `trainer.offload.nvme`."""
-DEPTH = 16
-"""Requests at a time."""
 
 Pending = list[Future[None]]
 """What is under way, block by block."""

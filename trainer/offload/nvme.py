@@ -20,11 +20,10 @@ from threading import Event
 import numpy as np
 
 from trainer.offload.buffers import PAGE, allocate, round_up, starts
-from trainer.offload.direct_file import DirectFile
+from trainer.offload.direct_file import BLOCK, DEPTH, DirectFile
 from trainer.offload.lanes import NO_LANES, Lanes, Span, merged
 from trainer.offload.tiers import Sweep, checked_order
 
-MIB = 2**20
 Blocks = list[Future[list[Span]]]
 """What is under way in one buffer, block by block."""
 
@@ -37,7 +36,7 @@ class Nvme:
         sizes: Bytes of each record.
         buffers: Of the largest record's size. One is in the visitor's hands, the others wait to be so or are on their
             way back.
-        block: Bytes of a request, whole pages. With small ones, Python is slower than the disk.
+        block: Bytes of a request, whole pages.
         depth: Requests at a time.
         lanes: Where it is noted how long each record was on its way, in the lanes `read` and `write`.
 
@@ -51,8 +50,8 @@ class Nvme:
         sizes: Sequence[int],
         *,
         buffers: int = 4,
-        block: int = 4 * MIB,
-        depth: int = 16,
+        block: int = BLOCK,
+        depth: int = DEPTH,
         direct: bool = True,
         keep: bool = False,
         lanes: Lanes = NO_LANES,

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from models.inputs import Batch
-from sharding.streamed import DEVICE, HOST
+from sharding.streamed import DEVICE, HOST, moved
 from trainer import logical
 from trainer.checkpoint import Later, Read
 from trainer.keeper import Limits
@@ -110,7 +110,7 @@ class Offloaded:
             if self.layers is not None and name in self.program.in_file:
                 self.layers.set_all(name, rows[0])
             else:
-                master = _moved(arrays[f"parameters.{name}"], DEVICE)
+                master = moved(arrays[f"parameters.{name}"], DEVICE)
                 weights[name] = self._weight(name, logical.as_stored(self.program, name, master))
             return rows
 
@@ -127,8 +127,7 @@ class Offloaded:
         """See `Keeper`. What the host keeps is asked for in its memory."""
         whole = dict(self._abstract_whole)
         for name in self._names:
-            sharding = whole[name].sharding.with_memory_kind(HOST)
-            whole[name] = jax.ShapeDtypeStruct(whole[name].shape, whole[name].dtype, sharding=sharding)
+            whole[name] = whole[name].update(sharding=whole[name].sharding.with_memory_kind(HOST))
         return whole
 
     def step(self, batch: Batch, *limits: Limits) -> Metrics:
@@ -191,7 +190,7 @@ class Offloaded:
     def _weight(self, name: str, master: jax.Array) -> jax.Array:
         """What the train step computes with of a master weight, on the devices or, of one that is streamed, beside."""
         weight = master.astype(self.program.zero.compute)
-        return _moved(weight, HOST) if name in self.program.streamed else weight
+        return moved(weight, HOST) if name in self.program.streamed else weight
 
     def _update(self, due: Due, rate: np.float32) -> Arrays:
         """The new weights on the devices; uses up the gradients and the old weights."""
@@ -244,7 +243,7 @@ class Offloaded:
     def _shards(self, name: str, array: jax.Array) -> list[np.ndarray]:
         """Of a logical array in host memory."""
         if not self.program.layouts[name].is_logical:
-            array = logical.as_stored(self.program, name, _moved(array, DEVICE))
+            array = logical.as_stored(self.program, name, moved(array, DEVICE))
         return self.exchange.shards(name, array)
 
     def _logical(self, name: str, row: int) -> jax.Array:
@@ -252,7 +251,7 @@ class Offloaded:
         array = self.exchange.on_host(name, self.records.shards(name, row))
         if self.program.layouts[name].is_logical:
             return array
-        return _moved(logical.as_logical(self.program, name, _moved(array, DEVICE)), HOST)
+        return moved(logical.as_logical(self.program, name, moved(array, DEVICE)), HOST)
 
     @cached_property
     def _names(self) -> frozenset[str]:
@@ -276,7 +275,3 @@ def _ahead(
             yield due.popleft().result()
     while due:
         yield due.popleft().result()
-
-
-def _moved(array: jax.Array, memory: str) -> jax.Array:
-    return jax.device_put(array, array.sharding.with_memory_kind(memory))

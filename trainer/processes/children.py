@@ -13,11 +13,12 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from trainer.commands.exit_codes import SIGNALLED
 from trainer.processes.parent import PARENT
 
 GRACE = 5.0
 """Seconds in which the others may end by themselves when one has."""
-WISHES = {128 + signal.SIGINT, 128 + signal.SIGTERM}
+WISHES = {SIGNALLED + signal.SIGINT, SIGNALLED + signal.SIGTERM}
 """Exit codes of a process that was asked to stop, and did."""
 _LOOK_EVERY = 0.1
 _MOST_LINES = 20
@@ -47,7 +48,7 @@ class End:
     @property
     def how(self) -> str:
         """In words: `process 1 was killed by SIGKILL`."""
-        number = -self.code if self.code < 0 else self.code - 128  # a shell says it so
+        number = -self.code if self.code < 0 else self.code - SIGNALLED
         if number in set(signal.Signals):
             return f"process {self.process} was killed by {signal.Signals(number).name}"
         return f"process {self.process} ended with exit code {self.code}"

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainer.commands.exit_codes import SIGNALLED, WRONG_INPUT
 from trainer.errors import ConfigError
 from trainer.processes.children import WISHES, Children, Command, End, passed_on
 from trainer.processes.elastic import fit
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from trainer.config import Config
 
 LEFT = "MESHWRIGHT_DEVICES_LEFT"
-WRONG_INPUT = 2
-"""The exit code of a wrong config: no restart helps."""
 _LONGEST_WAIT = 60.0
 
 
@@ -42,7 +41,7 @@ def supervise(make: Callable[[int], list[Command]], restarts: int, say: Callable
         say(f"starts again from the newest checkpoint in {wait:.0f} s (restart {done + 1} of {restarts} at most)")
         time.sleep(wait)
         os.environ[BECAUSE] = end.how
-    return end.code if end.code > 0 else 128 - end.code
+    return end.code if end.code > 0 else SIGNALLED - end.code
 
 
 def _tell(end: End, count: int, say: Callable[[str], None]) -> None:

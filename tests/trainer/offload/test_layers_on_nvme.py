@@ -29,12 +29,7 @@ MESHES: dict[str, dict[str, Any]] = {
         "batch.micro": 1,
         "optimizer.clip": 0.5,
     },
-    "one_device_bfloat16": {
-        "mesh": {"virtual_devices": 1},
-        "batch.global": 4,
-        "precision.compute": "bfloat16",
-        "recompute": "full",
-    },
+    "one_device_bfloat16": small.ON_ONE_DEVICE,
 }
 
 

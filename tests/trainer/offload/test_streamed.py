@@ -18,12 +18,7 @@ HOST = {"offload.optimizer": "host", "offload.bucket": 500, "offload.parameters"
 # Accumulated, padded, with weights that are replicated over some axis.
 MESHES: dict[str, dict[str, Any]] = {
     "data3_tensor2": {"mesh": {"data": 3, "tensor": 2, "virtual_devices": 6}, "batch.global": 12, "batch.micro": 2},
-    "one_device_bfloat16": {
-        "mesh": {"virtual_devices": 1},
-        "batch.global": 4,
-        "precision.compute": "bfloat16",
-        "recompute": "full",
-    },
+    "one_device_bfloat16": small.ON_ONE_DEVICE,
 }
 
 
