@@ -1,4 +1,4 @@
-"""The divisors of a size, for messages that name the choices that work. Knows nothing of what is divided."""
+"""The divisors of a size: the choices that work. Knows nothing of what is divided."""
 
 from __future__ import annotations
 

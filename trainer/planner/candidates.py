@@ -7,7 +7,7 @@ knows no GPU, no bytes and no seconds, and makes no config but of a layout that 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
@@ -19,6 +19,7 @@ from sharding.pipeline.config import PipelineConfig
 from sharding.pipeline.stages import split_layers
 from trainer import config_checks
 from trainer.config import Config
+from trainer.divisors import divisors
 from trainer.planner.arrangement import Arrangement
 from trainer.planner.flow import Flow
 
@@ -202,7 +203,7 @@ class Space:
                         if replica * data == groups:
                             yield pipeline, replica, data, tensor
 
-    def _pipelines(self, gpus: int) -> tuple[int, ...]:
+    def _pipelines(self, gpus: int) -> Sequence[int]:
         """Stages offload neither what they keep nor their layers."""
         return (1,) if self._offloads else divisors(gpus)
 
@@ -250,9 +251,5 @@ class Space:
         """Sequences of a step that each of so many groups of devices takes."""
         return self.config.batch.global_ // groups
 
-    def _choices(self, key: str, free: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _choices(self, key: str, free: Sequence[Any]) -> Sequence[Any]:
         return (attrgetter(key)(self.config),) if key in self.fixed else free
-
-
-def divisors(number: int) -> tuple[int, ...]:
-    return tuple(n for n in range(1, number + 1) if number % n == 0)

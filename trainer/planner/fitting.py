@@ -14,6 +14,7 @@ from typing import get_args
 from models.recompute import RecomputePolicy
 from sharding.mesh import PIPELINE, num_groups
 from trainer.config import Config
+from trainer.divisors import divisors
 from trainer.planner.arrangement import Arrangement
 from trainer.planner.estimate import estimate
 from trainer.planner.gpu import Gpu
@@ -91,7 +92,7 @@ def _on_any(config: Config) -> Config:
 def _micro_batches(config: Config) -> Iterator[int]:
     """All that divide a device's share of the batch, the largest first."""
     share = config.batch.global_ // num_groups(config.mesh.sizes)
-    return (micro for micro in range(share, 0, -1) if share % micro == 0)
+    return reversed(divisors(share))
 
 
 def _smaller(config: Config) -> list[str]:

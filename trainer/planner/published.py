@@ -16,6 +16,7 @@ from typing import Any, get_type_hints
 
 from models.config import ModelConfig
 from models.recompute import RecomputePolicy
+from trainer.divisors import divisors
 from trainer.errors import ConfigError
 from trainer.planner import gpu as gpus
 from trainer.planner.arrangement import BYTES, Arrangement
@@ -185,8 +186,7 @@ def arrangements(run: Run) -> Iterator[Arrangement]:
 def _could_interleave(run: Run, micro_batches: int) -> Iterator[int]:
     """Virtual stages that Megatron would take: they divide the layers, and the stages divide the micro-batches."""
     if run.pipeline > 1 and micro_batches % run.pipeline == 0 and run.layers % run.pipeline == 0:
-        of_stage = run.layers // run.pipeline
-        yield from (chunks for chunks in range(1, of_stage + 1) if of_stage % chunks == 0)
+        yield from divisors(run.layers // run.pipeline)
 
 
 def _arrangement(run: Run, policy: RecomputePolicy, micro: int, chunks: int) -> Arrangement:

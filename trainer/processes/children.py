@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 
 from trainer.commands.exit_codes import SIGNALLED
 from trainer.processes.parent import PARENT
+from trainer.signals import WISHES
 
 GRACE = 5.0
 """Seconds in which the others may end by themselves when one has."""
-WISHES = {SIGNALLED + signal.SIGINT, SIGNALLED + signal.SIGTERM}
+STOPPED = {SIGNALLED + number for number in WISHES}
 """Exit codes of a process that was asked to stop, and did."""
 _LOOK_EVERY = 0.1
 _MOST_LINES = 20
@@ -142,7 +143,7 @@ class Children:
 
     def _stops_as_asked(self, end: End | None) -> bool:
         """Whether they are on their way: each saves its part, and that takes its time."""
-        return self.is_asked and end is not None and end.code in WISHES
+        return self.is_asked and end is not None and end.code in STOPPED
 
     def _listen(self, seconds: float) -> None:
         if not self._selector.get_map():  # which `select` would not wait for
@@ -171,7 +172,7 @@ class Children:
 @contextlib.contextmanager
 def passed_on(children: Children) -> Iterator[None]:
     """Ctrl-C and SIGTERM of this process are its children's."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in WISHES}
     for number in before:
         signal.signal(number, lambda number, _: children.send(number))
     try:

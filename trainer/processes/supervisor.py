@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from trainer.commands.exit_codes import SIGNALLED, WRONG_INPUT
 from trainer.errors import ConfigError
-from trainer.processes.children import WISHES, Children, Command, End, passed_on
+from trainer.processes.children import STOPPED, Children, Command, End, passed_on
 from trainer.processes.elastic import fit
 from trainer.processes.gpus import LOCAL_DEVICES, count_gpus, visible_gpus
 from trainer.processes.place import COORDINATOR, PROCESS, PROCESSES
@@ -32,7 +32,7 @@ def supervise(make: Callable[[int], list[Command]], restarts: int, say: Callable
         commands = make(done)
         with Children(commands) as children, passed_on(children):
             end = children.wait()
-        if end.code == 0 or end.code in WISHES:
+        if end.code == 0 or end.code in STOPPED:
             return end.code
         _tell(end, len(commands), say)
         if end.code == WRONG_INPUT or children.is_asked or done == restarts:

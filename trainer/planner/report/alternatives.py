@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from itertools import islice
 
 from trainer.config import Config
+from trainer.divisors import divisors
 from trainer.planner.arrangement import Arrangement
-from trainer.planner.candidates import Space, divisors
+from trainer.planner.candidates import Space
 from trainer.planner.estimate import Estimate, estimate
 from trainer.planner.gpu import Gpu
 from trainer.planner.links import Cluster
@@ -57,7 +58,7 @@ def micro_batches(config: Config, gpu: Gpu, gpus_per_node: int) -> list[Layout]:
     place = choices.index(a.micro_batch)
     smaller, larger = choices[max(0, place - NEIGHBOURS) : place], choices[place + 1 : place + NEIGHBOURS + 1]
 
-    def others(micros: tuple[int, ...]) -> Iterator[Layout]:
+    def others(micros: list[int]) -> Iterator[Layout]:
         for micro in micros:
             try:
                 changed = Config.from_dict(config.to_dict(), [f"batch.micro={micro}"])
