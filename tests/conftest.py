@@ -1,7 +1,7 @@
 """What every test stands on: eight virtual CPU devices, compiled programs kept between runs, an empty home.
 
-The settings are environment variables, so that programs started by a test have them too; jax reads them when
-it is imported, so nothing above them may import it.
+Programs that a test starts have the same cache and no GPU either, but as many devices as a user's: what they need they
+say themselves. jax reads the environment when it is imported, so nothing above it may import jax.
 """
 
 from __future__ import annotations
@@ -20,10 +20,16 @@ ROOT = Path(__file__).parents[1]
 
 os.environ.update(
     JAX_PLATFORMS="cpu",
-    JAX_NUM_CPU_DEVICES="8",
     JAX_COMPILATION_CACHE_DIR=str(ROOT / ".pytest_cache/d/xla"),  # emptied by `pytest --cache-clear`
     JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0",  # most of the tests' time goes into many tiny programs
 )
+
+
+def pytest_configure() -> None:
+    """Settles how many devices this process has, before a test file can start JAX as it is collected."""
+    import jax  # not before the settings above
+
+    jax.config.update("jax_num_cpu_devices", 8)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -39,6 +45,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="session", autouse=True)
 def devices() -> None:
     """All eight are there, whichever test is first: a config for one device would leave the others without."""
-    import jax  # not before the settings above
+    import jax
 
     assert len(jax.devices()) == 8

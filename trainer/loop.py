@@ -29,7 +29,7 @@ from trainer.failures.watchdog import Watchdog
 from trainer.held import held
 from trainer.metrics import StepMetrics, model_flops_per_token
 from trainer.pipeline import advice
-from trainer.processes.membership import agreed_stop, is_first, join_others
+from trainer.processes.membership import agreed_stop, is_first, join_others, process_count, process_index
 from trainer.processes.preflight import facts_of_start, require_alike
 from trainer.profile import Profile
 from trainer.run_folder import RunFolder
@@ -67,11 +67,11 @@ class Loop:
         self.replicas = ReplicaCheck(trainer.program, self.config.check.replicas_every)
         self.failed_save: OSError | None = None
         """The last one that was told."""
-        self.events = Events(trainer.folder if jax.process_index() == 0 else None)
+        self.events = Events(trainer.folder if self.is_first else None)
 
     def run(self) -> None:
         trainer, config = self.trainer, self.config
-        local = [device for device in self.devices if device.process_index == jax.process_index()]
+        local = [device for device in self.devices if device.process_index == process_index()]
         title = f"{config.run.name} on {len(self.devices)} x {self.devices[0].device_kind}"
         trainer.display = (
             make_display(title, config.train.steps, lambda: memory_in_use(local)) if self.is_first else Display()
@@ -89,7 +89,7 @@ class Loop:
                 self._train_nothing(first, last, display)
                 return
             _ = trainer.corpus  # text that cannot be trained on makes no folder
-            if jax.process_index() == 0:
+            if self.is_first:
                 held_open.enter_context(RunFolder(trainer.folder).in_use())
             trainer.open_folder()
             self._tell_start(first)
@@ -135,7 +135,7 @@ class Loop:
 
     def _tell_start(self, first: int) -> None:
         """Before the numbers of steps that are trained again are taken back."""
-        around: dict[str, Any] = {"devices": len(self.devices), "processes": jax.process_count()}
+        around: dict[str, Any] = {"devices": len(self.devices), "processes": process_count()}
         metrics = self.trainer.folder / "metrics.jsonl"
         before = last_record(metrics)
         if before is None and not first:
@@ -307,7 +307,7 @@ class Loop:
             skipped_steps=int(latest.skipped_steps),
             mfu=None if peak is None else flops / (peak * len(self.devices)),
             data_seconds=late,
-            **memory_taken(device for device in self.devices if device.process_index == jax.process_index()),
+            **memory_taken(device for device in self.devices if device.process_index == process_index()),
         )
         self._try_to_save(self.trainer.checkpoints.look)
         display.step(metrics)
@@ -376,5 +376,5 @@ class Loop:
 
     def _report(self) -> None:
         """What each device held, measured from the arrays it holds, and where the run's files are."""
-        if jax.process_index() == 0:
+        if self.is_first:
             held(self.trainer)

@@ -39,7 +39,7 @@ from trainer.offload.make import make_keeper
 from trainer.planner.auto import fill_in_here
 from trainer.planner.plan import Plan, plan
 from trainer.processes.elastic import fit_here
-from trainer.processes.membership import first_alone
+from trainer.processes.membership import first_alone, is_first, join_others
 from trainer.processes.preflight import require_alike
 from trainer.program import Program
 from trainer.run_folder import RunFolder, describe_environment, version
@@ -125,6 +125,7 @@ class Trainer:
     @cached_property
     def corpus(self) -> Corpus:
         """The tokenised text."""
+        join_others()
         with first_alone("corpus"):
             return prepare(self._asked.data, self._asked.model.vocab, self.display.say)
 
@@ -147,8 +148,9 @@ class Trainer:
         Raises:
             ConfigError: it cannot be written, or holds something else.
         """
-        if jax.process_index() == 0:
-            RunFolder(self.folder).check(self.config.to_dict())
+        config = self.config.to_dict()
+        if is_first():
+            RunFolder(self.folder).check(config)
 
     def open_folder(self) -> None:
         """Makes the run's folder, or finds that it holds this very run; done by whatever trains or saves.
@@ -162,7 +164,7 @@ class Trainer:
         devices = [f"{device.platform}:{device.device_kind}" for device in self.program.mesh.devices.flat]
         environment = describe_environment(devices, self.corpus.hash) | {"data": self.corpus.sizes}
         require_alike("data", {"the hash of the text behind data.path": self.corpus.hash})
-        if jax.process_index() == 0:
+        if is_first():
             for note in RunFolder(self.folder).open(self.config.to_dict(), environment):
                 self.display.say(note)
             if self.corpus.tokenizer is not None:
@@ -171,6 +173,7 @@ class Trainer:
 
     @cached_property
     def checkpoints(self) -> Checkpoints:
+        join_others()
         train = self._asked.train
         return Checkpoints(self.folder / "checkpoints", Keep(train.keep_checkpoints, train.keep_every, train.keep_best))
 
@@ -182,7 +185,8 @@ class Trainer:
     @cached_property
     def rollbacks(self) -> Rollbacks:
         """How often the run has gone back to a checkpoint, and what it leaves out since."""
-        return Rollbacks(self.folder, writes=jax.process_index() == 0)
+        join_others()
+        return Rollbacks(self.folder, writes=is_first())
 
     @property
     def step(self) -> int:

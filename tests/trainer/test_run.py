@@ -25,7 +25,7 @@ from trainer.data.tokenizer import Tokenizer
 from trainer.lines import read_jsonl
 
 ROOT = Path(__file__).parents[2]
-ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "JAX_NUM_CPU_DEVICES"} | {"COLUMNS": "80"}
+ENVIRONMENT = os.environ | {"COLUMNS": "80"}
 """Of a user with one CPU: more devices are there because the config asks for them."""
 
 

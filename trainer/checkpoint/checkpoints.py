@@ -32,6 +32,7 @@ from trainer.checkpoint.later import Later
 from trainer.checkpoint.read import ArrayReader, open_arrays
 from trainer.checkpoint.write import Snapshot
 from trainer.errors import ConfigError, OffloadError
+from trainer.processes.membership import is_first, process_count, process_index
 
 if TYPE_CHECKING:
     from trainer.checkpoint.orbax import OrbaxReader
@@ -107,10 +108,10 @@ class Checkpoints:
         self._failure, self._is_told = None, False
         if step in self.steps():
             return
-        if jax.process_index() == 0:  # before others have the token, and begin theirs
+        if is_first():  # before others have the token, and begin theirs
             remove_leftovers(self.folder)
         began = time.monotonic()
-        draft = Draft(self.folder, step, token(), jax.process_index(), jax.process_count())
+        draft = Draft(self.folder, step, token(), process_index(), process_count())
         snapshot = Snapshot(arrays)
         try:
             draft.begin(snapshot)
@@ -127,7 +128,7 @@ class Checkpoints:
     ) -> None:
         draft.complete(snapshot, meta, metrics)
         self.seconds = time.monotonic() - began
-        if jax.process_index() == 0:
+        if is_first():
             for step in self.unwanted():
                 with contextlib.suppress(OSError):  # it is tried again after the next save
                     remove(self.folder / str(step))
@@ -229,7 +230,7 @@ class Checkpoints:
         """
         self._finish()
         later = [found for found in self.steps() if found > step]
-        if jax.process_index() == 0:
+        if is_first():
             for found in reversed(later):
                 remove(self.folder / str(found))
         token()  # until process 0 has done so

@@ -8,10 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import NamedTuple, Protocol
 
-import jax
-
 from trainer.failures.phases import WAITS, Stand
-from trainer.processes.membership import Membership, current
+from trainer.processes.membership import Membership, current, process_index
 
 
 class Post(NamedTuple):
@@ -45,7 +43,7 @@ class Alone:
     """The only one; or one of those that somebody else than this program has joined."""
 
     def __init__(self) -> None:
-        self.index = jax.process_index()
+        self.index = process_index()
         self._posts: dict[int, Post] = {}
 
     def put(self, post: Post) -> None:

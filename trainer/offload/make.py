@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import psutil
 
@@ -17,6 +16,7 @@ from trainer.offload.layers import Layers, layer_bytes, layer_shards
 from trainer.offload.nvme import Nvme
 from trainer.offload.offloaded import AHEAD, Offloaded
 from trainer.offload.tiers import Memory, Tier
+from trainer.processes.membership import process_index
 from trainer.program import Program
 from trainer.units import binary
 
@@ -32,7 +32,7 @@ def make_keeper(program: Program, say: Callable[[str], None], lanes: Lanes = NO_
     if not program.offloaded:
         return OnDevices(program)
     config = program.config.offload
-    file = Path(config.path or "", f"meshwright-{program.config.run.name}-{jax.process_index()}").absolute()
+    file = Path(config.path or "", f"meshwright-{program.config.run.name}-{process_index()}").absolute()
 
     def make_tier(sizes: Sequence[int]) -> Tier:
         if config.optimizer == "host":

@@ -21,6 +21,7 @@ from trainer.planner.compiled import compile_for
 from trainer.planner.gpu import KINDS, Gpu, load
 from trainer.planner.ranking import MARGIN, Choice
 from trainer.planner.search import Compiler, Say, quiet, search
+from trainer.processes.membership import process_count
 from trainer.units import GIB
 
 
@@ -52,9 +53,9 @@ def fill_in_here(config: Config, devices: Sequence[jax.Device], say: Say = quiet
     if devices[0].platform == "cpu":
         mesh = MeshConfig(data=len(devices))
         return dataclasses.replace(config, mesh=mesh), f"mesh: auto takes data {mesh.data}: on CPUs nothing is searched"
-    if jax.process_count() > 1:  # they might see unequal memory, and choose unequally
+    if process_count() > 1:  # they might see unequal memory, and choose unequally
         raise ConfigError(
-            f"mesh: auto is for one process, and there are {jax.process_count()}; train what meshwright search CONFIG "
+            f"mesh: auto is for one process, and there are {process_count()}; train what meshwright search CONFIG "
             f"--gpus {len(devices)} --out FOUND finds"
         )
     gpu = _described(devices[0].device_kind)

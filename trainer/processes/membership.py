@@ -59,9 +59,26 @@ def current() -> Membership | None:
     return _current
 
 
+def process_index() -> int:
+    """The number of this process among those that have been joined, by us or by `jax.distributed.initialize`.
+
+    What `jax.process_index` says, without starting JAX: asking must not settle how many devices there are.
+    """
+    from jax._src import distributed
+
+    return distributed.global_state.process_id
+
+
+def process_count() -> int:
+    """How many processes have been joined; 1 where this one is alone. Starts JAX no more than `process_index`."""
+    from jax._src import distributed
+
+    return distributed.global_state.num_processes
+
+
 def is_first() -> bool:
     """Whether this process speaks for all: writes the run's files, shows what happens."""
-    return _current is None or _current.is_first
+    return process_index() == 0
 
 
 def join_others(environment: Mapping[str, str] = os.environ) -> None:
