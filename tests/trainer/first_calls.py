@@ -45,7 +45,7 @@ NEW: dict[str, Callable[[Trainer], object]] = {
     "save": lambda trainer: trainer.save(),
 }
 """What is asked of a new run's trainer, by the name of the member; training goes on from there."""
-OLD = (
+OLD = ("step", "tokenizer", "state", "evaluate", "generate", "train", "rollbacks")
     "step",
     "tokens",
     "tokenizer",

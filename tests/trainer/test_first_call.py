@@ -31,7 +31,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         env=os.environ,
         capture_output=True,
         text=True,
-        timeout=540,
+        timeout=1800,
         check=False,
     )
     assert result.returncode == 0, result.stderr
