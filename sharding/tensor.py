@@ -103,9 +103,18 @@ _look_up.defvjp(_look_up_forward, _look_up_backward)
 
 def logits(x_BSD: jax.Array, table_vD: jax.Array, vocab: int, axes: Sequence[str] = (AXIS,)) -> jax.Array:
     """[B, S, D] -> float32 logits of this device's block, [B, S, v]; entries past `vocab` are padding, -inf."""
-    block = jnp.einsum("bsd,vd->bsv", x_BSD, table_vD, preferred_element_type=jnp.float32)
-    padded = table_vD.shape[0] * math.prod(map(collectives.axis_size, axes)) != vocab
-    return jnp.where(_rows(table_vD, axes) < vocab, block, -jnp.inf) if padded else block
+    return _without_padding(_products(x_BSD, table_vD), table_vD.shape[0], vocab, axes)
+
+
+def _products(x_SD: jax.Array, table_vD: jax.Array) -> jax.Array:
+    """Of every token with every row of the table, [..., S, v] float32."""
+    return jnp.einsum("...sd,vd->...sv", x_SD, table_vD, preferred_element_type=jnp.float32)
+
+
+def _without_padding(logits_v: jax.Array, rows: int, vocab: int, axes: Sequence[str]) -> jax.Array:
+    """-inf past `vocab`, [..., v]."""
+    padded = rows * math.prod(map(collectives.axis_size, axes)) != vocab
+    return jnp.where(_rows(rows, axes) < vocab, logits_v, -jnp.inf) if padded else logits_v
 
 
 def cross_entropy(
@@ -130,7 +139,7 @@ def _cross_entropy(
 ) -> jax.Array:
     def chunk(total: jax.Array, xs: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
         x, targets, weights = xs
-        return total + _chunk_loss(x, table_vD, targets, weights, vocab, axes)[0], None
+        return total + _chunk_loss(_products(x, table_vD), targets, weights, vocab, axes), None
 
     chunks = _chunks(x_TD, targets_T, weights_T)
     total, _ = jax.lax.scan(chunk, _like_loss(x_TD, weights_T, axes), chunks)
@@ -143,11 +152,11 @@ def _cross_entropy_forward(
     def chunk(carry: tuple[jax.Array, jax.Array], xs: tuple[jax.Array, ...]) -> tuple[Any, jax.Array]:
         total, d_table_Dv = carry
         x, targets, weights = xs
-        loss, exp_Tv, sum_T = _chunk_loss(x, table_vD, targets, weights, vocab, axes)
-        hit_Tv = _rows(table_vD, axes) == targets[:, None]
-        d_logits = (exp_Tv * (weights / sum_T)[:, None] - jnp.where(hit_Tv, weights[:, None], 0)).astype(x.dtype)
-        d_table_Dv += jnp.einsum("td,tv->dv", x, d_logits, preferred_element_type=jnp.float32)
-        return (total + loss, d_table_Dv), jnp.einsum("tv,vd->td", d_logits, table_vD)
+        loss, d_products = jax.value_and_grad(_chunk_loss)(_products(x, table_vD), targets, weights, vocab, axes)
+        # The matmuls' gradients are written out: they are multiplied in the dtype of `x`, and added up in float32.
+        d_products = d_products.astype(x.dtype)
+        d_table_Dv += jnp.einsum("td,tv->dv", x, d_products, preferred_element_type=jnp.float32)
+        return (total + loss, d_table_Dv), jnp.einsum("tv,vd->td", d_products, table_vD)
 
     varying = collectives.varying_axes(x_TD) | collectives.varying_axes(table_vD)
     zeros = collectives.varying(jnp.zeros(table_vD.shape[::-1], jnp.float32), tuple(varying))
@@ -168,23 +177,23 @@ _cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)
 
 
 def _chunk_loss(
-    x_TD: jax.Array, table_vD: jax.Array, targets_T: jax.Array, weights_T: jax.Array, vocab: int, axes: tuple[str, ...]
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The chunk's loss, and what its probabilities are made of: exponentials [T, v] and their sums [T]."""
-    logits_Tv = logits(x_TD[None], table_vD, vocab, axes)[0]
-    top_T = collectives.all_max(jnp.max(logits_Tv, axis=-1), axes)
-    exp_Tv = jnp.exp(logits_Tv - top_T[:, None])
-    sum_T = collectives.all_sum(jnp.sum(exp_Tv, axis=-1), axes)
-    place_T = targets_T - _rows(table_vD, axes)[0]
-    mine_T = (place_T >= 0) & (place_T < table_vD.shape[0])
-    logit_T = jnp.take_along_axis(logits_Tv, jnp.where(mine_T, place_T, 0)[:, None], axis=-1)[:, 0]
-    target_T = collectives.all_sum(jnp.where(mine_T, logit_T - top_T, 0), axes)
-    return jnp.sum(weights_T * (jnp.log(sum_T) - target_T)), exp_Tv, sum_T
+    products_Tv: jax.Array, targets_T: jax.Array, weights_T: jax.Array, vocab: int, axes: tuple[str, ...]
+) -> jax.Array:
+    """The loss of a chunk of tokens by what the output matrix makes of them; its gradient is JAX's own.
+
+    All that is added to the loss belongs here: what is logged and what is trained on are this one function.
+    """
+    logits_Tv = _without_padding(products_Tv, products_Tv.shape[-1], vocab, axes)
+    top_T = collectives.all_max(jnp.max(jax.lax.stop_gradient(logits_Tv), axis=-1), axes)
+    sum_T = collectives.all_sum(jnp.sum(jnp.exp(logits_Tv - top_T[:, None]), axis=-1), axes)
+    hit_Tv = _rows(products_Tv.shape[-1], axes) == targets_T[:, None]
+    target_T = collectives.all_sum(jnp.sum(jnp.where(hit_Tv, logits_Tv - top_T[:, None], 0), axis=-1), axes)
+    return jnp.sum(weights_T * (jnp.log(sum_T) - target_T))
 
 
-def _rows(table_vD: jax.Array, axes: Sequence[str]) -> jax.Array:
-    """The vocabulary entries of this device's block."""
-    return jnp.arange(table_vD.shape[0]) + collectives.place(axes) * table_vD.shape[0]
+def _rows(num: int, axes: Sequence[str]) -> jax.Array:
+    """The vocabulary entries of this device's block of `num`."""
+    return jnp.arange(num) + collectives.place(axes) * num
 
 
 def _chunks(*arrays: jax.Array) -> tuple[jax.Array, ...]:

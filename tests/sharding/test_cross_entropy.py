@@ -135,6 +135,41 @@ def test_the_gradient_is_scaled_by_what_follows() -> None:
         np.testing.assert_allclose(3 * a, b, rtol=1e-6)
 
 
+def slope(given: Problem, devices: int, along: tuple[np.ndarray, np.ndarray], step: float = 0.02) -> float:
+    """Of the loss as x and the table move along a direction, by two losses beside each other."""
+    x, table, *rest = given
+    ahead, behind = (
+        float(measured((x + s * along[0], table + s * along[1], *rest), devices)[0]) for s in (step, -step)
+    )
+    return (ahead - behind) / (2 * step)
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("z_loss", [0.0, 0.1])
+def test_the_gradient_is_that_of_the_loss_whatever_is_added_to_it(
+    devices: int, z_loss: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here the square of the log partition function (PaLM, Chowdhery et al. 2022, section 5)."""
+    given = problem(10, 21)
+    plain, chunk_loss = float(measured(given, devices)[0]), tensor._chunk_loss
+
+    def with_z_loss(
+        products_Tv: jax.Array, targets_T: jax.Array, weights_T: jax.Array, vocab: int, axes: tuple[str, ...]
+    ) -> jax.Array:
+        padded = tensor._without_padding(products_Tv, products_Tv.shape[-1], vocab, axes)
+        log_z = jnp.log(collectives.all_sum(jnp.sum(jnp.exp(padded), axis=-1), axes))
+        loss = chunk_loss(products_Tv, targets_T, weights_T, vocab, axes)
+        return loss + z_loss * jnp.sum(weights_T * jnp.square(log_z))
+
+    monkeypatch.setattr(tensor, "_chunk_loss", with_z_loss)
+    loss, d_x, d_table = measured(given, devices)
+    assert (float(loss) > 1.1 * plain) == (z_loss > 0)
+    rng = np.random.default_rng(1)
+    along = tuple(rng.normal(size=a.shape).astype(np.float32) / 10 for a in given[:2])
+    assert slope(given, devices, along) == pytest.approx(np.vdot(d_x, along[0]) + np.vdot(d_table, along[1]), rel=2e-3)
+
+
 @pytest.mark.parametrize("tokens", [2048, 2053, 2049], ids=["power of two", "prime", "one more"])
 def test_memory_and_time_do_not_depend_on_how_the_tokens_divide(tokens: int) -> None:
     vocab = 50257
