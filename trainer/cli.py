@@ -23,7 +23,9 @@ from trainer.commands.exit_codes import FAILED, SIGNALLED, WRONG_INPUT
 from trainer.errors import ConfigError, TrainingError
 from trainer.huge_pages import restart_with_huge_pages
 from trainer.processes.farewell import farewell
+from trainer.processes.own_command import greet
 from trainer.processes.parent import end_with_parent
+from trainer.streams import open_streams
 
 EXPECTED = (ConfigError, TrainingError, OSError, KeyboardInterrupt)
 """What is said in one message; all else is a bug, and shown as one."""
@@ -91,6 +93,8 @@ for name, command in BENCHES.items():
 
 def main() -> None:
     """The console entry, and `python -m trainer`."""
+    open_streams()
+    greet()
     end_with_parent()
     if "train" in sys.argv:
         restart_with_huge_pages()

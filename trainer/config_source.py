@@ -6,6 +6,7 @@ the file and line, or the override, that wrote it. Knows nothing of which keys t
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -174,6 +175,24 @@ def read_file(path: Path) -> Document:
 
 def dotted(path: KeyPath) -> str:
     return ".".join(path)
+
+
+def with_decided(overrides: Sequence[str], decided: Mapping[str, Any]) -> list[str]:
+    """Override texts that set the keys of `decided` to its values, whatever the user has them at; else the same.
+
+    Raises:
+        ConfigError: an override is not `key=value`.
+    """
+    kept = []
+    for text in overrides:
+        name, document = _parse_override(text)
+        inside = [key.removeprefix(f"{name}.") for key in decided if key.startswith(f"{name}.")]
+        if isinstance(document.tree, dict) and any(key in document.tree for key in inside):
+            rest = {key: value for key, value in document.tree.items() if key not in inside}
+            kept.append(f"{name}={json.dumps(rest, ensure_ascii=False)}")  # which is YAML too
+        elif name not in decided:
+            kept.append(text)
+    return [*kept, *(f"{key}={json.dumps(value)}" for key, value in decided.items())]
 
 
 def _parse_overrides(overrides: Overrides) -> Iterable[tuple[KeyPath, Document]]:

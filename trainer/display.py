@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import datetime
 import math
+import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Self, TextIO, cast
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -21,6 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trainer.metrics import StepMetrics
+from trainer.streams import Shown, make_console
 
 Memory = Callable[[], Mapping[str, int]]
 """Where -> bytes in use now, such as {"host": ..., "device": ...}."""
@@ -52,7 +54,7 @@ class Display:
 
 def make_display(title: str, total_steps: int, memory: Memory, console: Console | None = None) -> Display:
     """A live panel where `console` (standard output unless given) is a terminal, plain lines elsewhere."""
-    console = console or Console()
+    console = console or make_console()
     return (LiveDisplay if console.is_terminal else PlainDisplay)(title, total_steps, memory, console)
 
 
@@ -97,7 +99,7 @@ class Lines(Display):
     """Only what is said."""
 
     def say(self, text: str) -> None:
-        print(text, flush=True)
+        print(text, file=cast(TextIO, Shown(sys.stdout)), flush=True)
 
 
 class PlainDisplay(Display):

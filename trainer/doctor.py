@@ -33,6 +33,7 @@ from trainer.gpu_settings import gpu_settings
 from trainer.lines import read_jsonl
 from trainer.run_folder import PACKAGES, version
 from trainer.settings import BatchConfig, RunConfig, TrainConfig
+from trainer.streams import make_console
 
 _CUDA_PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
 _MARKS = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "fail": ("✗", "red")}
@@ -49,7 +50,7 @@ class Finding(NamedTuple):
 
 def doctor(console: Console | None = None) -> int:
     """Prints what was found. Returns the exit code: 1 when this machine cannot train, else 0."""
-    console = console or Console()
+    console = console or make_console()
     findings = [
         *_software(),
         *_hardware(),

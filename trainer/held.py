@@ -16,6 +16,7 @@ from sharding.streamed import HOST
 from trainer.keeper import Keeper
 from trainer.offload.nvme import Nvme
 from trainer.offload.offloaded import Offloaded
+from trainer.streams import make_console
 
 if TYPE_CHECKING:
     from trainer.trainer import Trainer
@@ -43,7 +44,7 @@ def held(trainer: Trainer, console: Console | None = None) -> None:
     state, mesh = trainer.restored_state, trainer.program.mesh
     weights, moments = held_bytes(state.parameters), held_bytes(state.optimizer)
     sizes = {device: (_megabytes(weights[device]), _megabytes(moments[device])) for device in weights}
-    console = console or Console()
+    console = console or make_console()
     title = f"{_TITLE} ({', '.join(sorted({str(array.dtype) for array in state.parameters.values()}))})"
     table = _grouped(sizes, title) if len(sizes) > _MOST_ROWS else _one_by_one(sizes, mesh, title)
     console.print(table)

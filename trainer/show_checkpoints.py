@@ -111,7 +111,7 @@ def remove_checkpoints(run: Path, steps: Sequence[int] | None, really: bool) -> 
         ConfigError: there is none of such a step.
     """
     checkpoints = _open(run)
-    wanted = checkpoints.unwanted() if steps is None else [checkpoints.require(step) for step in steps]
+    wanted = checkpoints.unwanted() if steps is None else [checkpoints.require(step) for step in dict.fromkeys(steps)]
     sizes = {entry.path.name: entry.num_bytes for entry in entries(checkpoints)}
     if not wanted:
         print(f"nothing to remove: the run's config keeps all of {checkpoints.steps()}")

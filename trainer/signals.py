@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from trainer.commands.exit_codes import SIGNALLED
+from trainer.streams import say_at_the_end
 
 ANSWER = "finishing the step, then saving; Ctrl-C stops at once, without"
 WISHES = (signal.SIGINT, signal.SIGTERM)
@@ -57,7 +57,7 @@ class StopRequest:
                 since = time.monotonic()
                 self._heard(number)
             elif _is_order(number, since) and not self._is_over.wait(GRACE):
-                print("ended at once, without saving", file=sys.stderr, flush=True)
+                say_at_the_end("ended at once, without saving")
                 os._exit(SIGNALLED + number)
 
     def __enter__(self) -> Self:

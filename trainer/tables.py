@@ -8,13 +8,15 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from trainer.streams import make_console
+
 PIPE_WIDTH = 160
 """Columns where no terminal says how many: rich would wrap at 80."""
 
 
 def wide_console() -> Console:
     """Standard output, as wide as its terminal."""
-    console = Console(markup=False)  # names that users give may hold brackets
+    console = make_console(markup=False)  # names that users give may hold brackets
     if not console.is_terminal:
         console.width = PIPE_WIDTH
     return console

@@ -29,6 +29,7 @@ from trainer.devices import find_devices, put_batch, use_compile_cache
 from trainer.display import Display
 from trainer.errors import ConfigError
 from trainer.evaluate import evaluate
+from trainer.extras import require_extras
 from trainer.failures.guard import Guard
 from trainer.failures.phases import DATA, STEP, Phases
 from trainer.failures.rollbacks import Rollback, Rollbacks, batch_of
@@ -160,6 +161,7 @@ class Trainer:
         """
         if self._is_open:
             return
+        require_extras(self._asked, "offload")
         self.check_folder()
         devices = [f"{device.platform}:{device.device_kind}" for device in self.program.mesh.devices.flat]
         environment = describe_environment(devices, self.corpus.hash) | {"data": self.corpus.sizes}
@@ -274,6 +276,7 @@ class Trainer:
         """
         _require_number(steps)
         self.stopped_by = None
+        require_extras(self._asked)
         Loop(self, steps).run()
 
     def evaluate(self) -> dict[str, float]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pallas_kernels.flash.spec import Spec, Tile, Tiles
+from trainer.processes.own_command import own_command
 
 KERNELS = ("forward", "d_queries", "d_keys")
 FEATURES = ("causal", "segments", "alibi", "window", "soft_cap")
@@ -76,13 +77,12 @@ def probe(job: Job) -> Report:
         "LLVM_DISABLE_SYMBOLIZATION": "1",  # which takes minutes, when a compiler dies
         "TF_CPP_MIN_LOG_LEVEL": "2",
     }
-    command = [sys.executable, "-m", "trainer.bench.probe"]
+    command = own_command("trainer.bench.probe")
     try:
         done = subprocess.run(
             command,
             input=json.dumps([_target(job.gpu), *astuple(job)]),
             env=environment,
-            cwd=Path(__file__).parents[2],
             capture_output=True,
             text=True,
             timeout=SECONDS,

@@ -87,14 +87,16 @@ class Draft:
                 self._writer.abandon()
             with contextlib.suppress(OSError):
                 (self._path / f"{self._process}.bin").unlink(missing_ok=True)  # there may be no room for anything else
-                (self._path / f"{self._process}.failed").write_text(f"process {self._process}: {error}")
+                (self._path / f"{self._process}.failed").write_text(
+                    f"process {self._process}: {error}", encoding="utf-8"
+                )
             raise
 
     def _wait_until(self, is_done: Callable[[], bool]) -> None:
         end, pause = time.monotonic() + TIMEOUT, POLL[0]
         while not is_done():
             for path in self._path.glob("*.failed"):
-                raise OSError(path.read_text())
+                raise OSError(path.read_text(encoding="utf-8"))
             if time.monotonic() > end:
                 raise OSError(f"not all processes had written their part after {TIMEOUT:.0f} s")
             time.sleep(pause)

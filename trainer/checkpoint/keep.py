@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -18,12 +19,12 @@ class Keep:
     every: int | None = None
     """Whose step is a multiple."""
     best: int = 0
-    """So many with the lowest `METRIC`, of those where it was measured; of equals the older."""
+    """So many with the lowest `METRIC`, of those where it was measured and is a number; of equals the older."""
 
     def reasons(self, measured: Mapping[int, Mapping[str, float]]) -> dict[int, list[str]]:
         """Why each step stays, by what was measured of it; without a reason, it may go."""
         steps = sorted(measured)
-        evaluated = [step for step in steps if METRIC in measured[step]]
+        evaluated = [step for step in steps if math.isfinite(measured[step].get(METRIC, math.nan))]
         best = sorted(evaluated, key=lambda step: measured[step][METRIC])[: self.best]
         why: dict[int, list[str]] = {step: [] for step in steps}
         for step in steps[-self.newest :]:

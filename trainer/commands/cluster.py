@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +11,7 @@ import typer
 from trainer.commands.arguments import ConfigFile, Overrides, load
 from trainer.errors import ConfigError
 from trainer.processes.place import PORT
+from trainer.streams import outlast_readers
 
 LAUNCHED = ("train", "eval", "generate")
 
@@ -48,6 +48,7 @@ def launch(
     from trainer.processes.supervisor import supervise
 
     found = read_hosts(hosts)
+    outlast_readers()
     say = partial(typer.secho, fg=typer.colors.RED, err=True)
     if code := supervise(lambda start: remote_commands(command, found, ssh, port, env or ()), restarts, say):
         raise typer.Exit(code)
@@ -84,7 +85,6 @@ def slurm(
         name=loaded.run.name,
         nodes=nodes,
         gpus=gpus_per_node,
-        python=sys.executable,
         seconds=save_seconds,
     )
     if out is None:

@@ -10,6 +10,7 @@ import typer
 from trainer.commands.arguments import ConfigFile, Overrides, load
 from trainer.commands.exit_codes import SIGNALLED
 from trainer.processes.membership import join_others
+from trainer.streams import outlast_readers
 
 if TYPE_CHECKING:
     from trainer.config import Config
@@ -32,6 +33,7 @@ def train(
 
     Example: meshwright train configs/quickstart.yaml train.steps=50 zero.stage=3
     """
+    outlast_readers()
     loaded = load(config, overrides)
     if processes is None and restarts is None:
         code = _train(loaded)

@@ -15,13 +15,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
 from rich.progress import Progress
 
 from trainer.data.corpus import read_documents
 from trainer.data.indexed import IndexedDataset, IndexedWriter, bin_file, idx_file, token_dtype
 from trainer.data.tokenizer import Tokenizer, groups
 from trainer.errors import ConfigError
+from trainer.streams import make_console
 
 _SAMPLE = 1 << 22
 """Characters a tokenizer is trained on: more costs seconds and saves hardly a token."""
@@ -93,7 +93,7 @@ class Facts:
             ) from error
 
     def save(self, file: Path) -> None:
-        file.write_text(json.dumps(asdict(self)))
+        file.write_text(json.dumps(asdict(self)), encoding="utf-8")
 
 
 def survey(prefix: Path) -> Facts:
@@ -117,7 +117,7 @@ def _rank(text: str) -> int:
 @contextmanager
 def _progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
     """A bar on a terminal, nothing in a pipe."""
-    console = Console(stderr=True)
+    console = make_console(error=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(what, total=total)
         yield lambda amount: progress.advance(task, amount)

@@ -10,7 +10,6 @@ import contextlib
 import datetime
 import faulthandler
 import os
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -23,6 +22,7 @@ from trainer.events import Events
 from trainer.failures.board import Board, Post, behind
 from trainer.failures.config import WatchdogConfig
 from trainer.failures.phases import Phases, Stand
+from trainer.streams import say_at_the_end
 
 FOLDER = "watchdog"
 """In the run's: the stacks of each process."""
@@ -99,8 +99,7 @@ class Watchdog:
         event = None
         if self._board.index in last or self._board.index == min(posts.keys() - set(silent)):  # one for all that wait
             event = {"process": self._board.index, "phase": own.phase, "behind": last, "seconds_lost": still}
-            sys.stdout.flush()
-            print(f"error: {said}", file=sys.stderr, flush=True)
+            say_at_the_end(f"error: {said}")
         # By a thread that is not waited for: the disk may be what hangs.
         writer = threading.Thread(target=self._write_down, args=[said, own.step, event], daemon=True)
         writer.start()

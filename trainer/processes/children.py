@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import selectors
 import signal
 import subprocess
@@ -13,7 +14,8 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from trainer.commands.exit_codes import SIGNALLED
+from trainer.commands.exit_codes import SIGNALLED, WRONG_INPUT
+from trainer.processes.own_command import GREETING
 from trainer.processes.parent import PARENT
 from trainer.signals import WISHES
 
@@ -45,10 +47,17 @@ class End:
     """As of `subprocess`: negative for a signal."""
     lines: tuple[str, ...] = ()
     """The last that it said on stderr, or anywhere."""
+    is_foreign: bool = False
+    """It was another program than ours, and what it has done is nothing to go by."""
 
     @property
     def how(self) -> str:
         """In words: `process 1 was killed by SIGKILL`."""
+        if self.is_foreign:
+            return (
+                f"process {self.process} ended at once, and was not meshwright but another `trainer`; look what "
+                "PYTHONPATH has before it (an empty part of it is the working folder)"
+            )
         number = -self.code if self.code < 0 else self.code - SIGNALLED
         if number in set(signal.Signals):
             return f"process {self.process} was killed by {signal.Signals(number).name}"
@@ -62,6 +71,7 @@ class _Child:
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=_MOST_LINES))
     begun: bytes = b""
     """Of a line that has not ended."""
+    has_greeted: bool = False
 
     def last_lines(self) -> tuple[str, ...]:
         """That it said, the one that it has not ended too."""
@@ -73,8 +83,11 @@ class _Child:
         with contextlib.suppress(BrokenPipeError):
             self.popen.stdin.write(text.encode())
 
-    def hear(self, heard: bytes) -> None:
+    def hear(self, heard: bytes, greeting: bytes) -> None:
         """What it says on stderr; the first process is heard at once, of others it is kept."""
+        if greeting in heard:  # a short line of its own, which a pipe does not cut
+            self.has_greeted = True
+            heard = heard.replace(greeting, b"", 1)
         if self.index == 0:
             sys.stderr.buffer.write(heard)
             sys.stderr.buffer.flush()
@@ -90,11 +103,13 @@ class Children:
         self._children: list[_Child] = []
         self.is_asked = False
         """Whether they were sent a signal."""
+        word = f"meshwright {secrets.token_hex(8)}"
+        self._greeting = f"{word}\n".encode()
         for index, command in enumerate(commands):
             popen = subprocess.Popen(
                 command.argv,
                 bufsize=0,
-                env={**os.environ, **command.environment, PARENT: str(os.getpid())},
+                env={**os.environ, **command.environment, PARENT: str(os.getpid()), GREETING: word},
                 stdin=subprocess.DEVNULL if command.script is None else subprocess.PIPE,
                 stdout=None if index == 0 else subprocess.PIPE,
                 stderr=subprocess.PIPE if index == 0 else subprocess.STDOUT,
@@ -106,7 +121,7 @@ class Children:
             self._selector.register(pipe, selectors.EVENT_READ, child)
             self._children.append(child)
             if command.script is not None:
-                child.tell(command.script)
+                child.tell(f"export {GREETING}='{word}'\n{command.script}")
 
     def send(self, number: int) -> None:
         """A signal to all."""
@@ -132,7 +147,12 @@ class Children:
                 for child in running:
                     child.popen.kill()
         self._listen(0)
-        return first or self._failed() or End(0, 0)
+        return first or self._failed() or self._foreign() or End(0, 0)
+
+    def _foreign(self) -> End | None:
+        """One that ended well and has not said that it is ours."""
+        strangers = [child for child in self._children if not child.has_greeted]
+        return End(strangers[0].index, WRONG_INPUT, strangers[0].last_lines(), is_foreign=True) if strangers else None
 
     def _failed(self) -> End | None:
         for child in self._children:
@@ -152,7 +172,7 @@ class Children:
         while found := self._selector.select(seconds):
             for key, _ in found:
                 if heard := os.read(key.fd, 1 << 16):
-                    key.data.hear(heard)
+                    key.data.hear(heard, self._greeting)
                 else:
                     self._selector.unregister(key.fileobj)
             seconds = 0

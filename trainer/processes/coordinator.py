@@ -16,6 +16,7 @@ import time
 
 from jaxlib import _jax
 
+from trainer.processes.own_command import own_command
 from trainer.processes.timing import LINGER, SERVICE_HEARTBEAT
 
 
@@ -27,7 +28,7 @@ class Coordinator:
     """
 
     def __init__(self, address: str, processes: int) -> None:
-        command = [sys.executable, "-m", __name__, address, str(processes)]
+        command = own_command("trainer.processes.coordinator", address, str(processes))
         # In a session of its own: a Ctrl-C is for the processes that train.
         self._process = subprocess.Popen(
             command,

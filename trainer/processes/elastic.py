@@ -51,16 +51,29 @@ def meshes(config: Config) -> Iterator[MeshConfig]:
 def fit(config: Config, devices: int) -> Config:
     """The config with the largest mesh for so many devices; as it is where nothing may change.
 
+    Among equals, the one most like the written mesh.
+
     Raises:
         ConfigError: there are too few.
     """
     if not config.elastic.sizes:
         return config
-    by_size = {mesh.num_devices or 0: mesh for mesh in meshes(config)}
-    fitting = [size for size in by_size if size <= devices]
+    allowed = list(meshes(config))
+    fitting = [mesh for mesh in allowed if _size(mesh) <= devices]
     if not fitting:
-        raise ConfigError(f"elastic: the smallest mesh takes {min(by_size)} devices, and there are {devices}")
-    return dataclasses.replace(config, mesh=by_size[max(fitting)])
+        raise ConfigError(
+            f"elastic: the smallest mesh takes {min(map(_size, allowed))} devices, and there are {devices}"
+        )
+    return dataclasses.replace(config, mesh=max(fitting, key=lambda mesh: (_size(mesh), _likeness(mesh, config.mesh))))
+
+
+def _size(mesh: MeshConfig) -> int:
+    return mesh.num_devices or 0
+
+
+def _likeness(mesh: MeshConfig, written: MeshConfig) -> int:
+    """How many axes are as written."""
+    return sum(size == written.sizes[axis] for axis, size in mesh.sizes.items())
 
 
 def fit_here(config: Config, devices: Sequence[Device]) -> tuple[Config, Sequence[Device]]:

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from trainer.processes import membership
 from trainer.processes.membership import Membership
 from trainer.processes.timing import BEAT, LOST_AFTER
+from trainer.streams import Shown
 
 _OF_ANOTHER = re.compile(r"gloo|nccl|connection|socket|UNAVAILABLE|DEADLINE_EXCEEDED", re.IGNORECASE)
 """In an error that JAX raises when another process is gone."""
@@ -51,8 +52,8 @@ def _end_unwell(here: Membership, error: BaseException, report: Callable[[BaseEx
     code = report(error)
     with suppress(RuntimeError):
         here.watch.fail(f"{type(error).__name__}: {error}".splitlines()[0])
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        Shown(stream).flush()
     os._exit(code)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
@@ -25,6 +24,7 @@ from trainer.processes.quiet import keep_standard_output
 from trainer.processes.store import CoordinatorStore
 from trainer.processes.timing import GOODBYE, JOIN, SERVICE_HEARTBEAT, SLACK
 from trainer.processes.watch import Watch
+from trainer.streams import say_at_the_end
 
 BIND = "JAX_COORDINATOR_BIND_ADDRESS"
 """HOST:PORT where process 0 listens, if it is not where the others find it."""
@@ -114,6 +114,5 @@ def require_reachable(place: Place, address: str) -> None:
 
 
 def _end(sentence: str) -> NoReturn:
-    sys.stdout.flush()
-    print(f"error: {sentence}", file=sys.stderr, flush=True)
+    say_at_the_end(f"error: {sentence}")
     os._exit(LOST)  # threads of XLA would wait for ever for the one that is lost

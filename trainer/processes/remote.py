@@ -10,11 +10,11 @@ from __future__ import annotations
 import fnmatch
 import os
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 
 from trainer.processes.children import Command
 from trainer.processes.hosts import Host
+from trainer.processes.own_command import own_command
 from trainer.processes.place import COORDINATOR, INDEX_ON_HOST, ON_HOST, PROCESS, PROCESSES
 
 PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "JAX_*", "XLA_*", "NCCL_*", "MESHWRIGHT_*", "GLIBC_TUNABLES")
@@ -64,7 +64,7 @@ def remote_commands(
                 f"export {name}={shlex.quote(value)}"
                 for name, value in {**_passed_on(os.environ, names), **place}.items()
             ),
-            command=shlex.join([sys.executable, "-m", "trainer", *args]),
+            command=shlex.join(own_command("trainer", *args)),
         )
         commands.append(Command((*shlex.split(ssh), host.name, "sh", "-s"), script=script))
     return commands

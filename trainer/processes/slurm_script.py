@@ -6,6 +6,8 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from trainer.processes.own_command import own_command
+
 _SCRIPT = """\
 #!/bin/bash
 #SBATCH --job-name={name}
@@ -24,16 +26,13 @@ srun --kill-on-bad-exit=1 {command}
 """
 
 
-def slurm_script(
-    config: Path, overrides: Sequence[str], *, name: str, nodes: int, gpus: int, python: str, seconds: int
-) -> str:
-    """The script's text.
+def slurm_script(config: Path, overrides: Sequence[str], *, name: str, nodes: int, gpus: int, seconds: int) -> str:
+    """The script's text; this Python is there on all nodes.
 
     Args:
         name: of the job.
         gpus: of each node.
-        python: the interpreter, the same on all nodes.
         seconds: how long a step, and saving, take at most.
     """
-    command = shlex.join([python, "-m", "trainer", "train", str(config), *overrides])
+    command = shlex.join(own_command("trainer", "train", str(config), *overrides))
     return _SCRIPT.format(name=name, nodes=nodes, gpus=gpus, seconds=seconds, command=command)

@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 import os
 import socket
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.commands.exit_codes import SIGNALLED, WRONG_INPUT
+from trainer.config_source import with_decided
 from trainer.errors import ConfigError
 from trainer.processes.children import STOPPED, Children, Command, End, passed_on
 from trainer.processes.elastic import fit
 from trainer.processes.gpus import LOCAL_DEVICES, count_gpus, visible_gpus
+from trainer.processes.own_command import own_command
 from trainer.processes.place import COORDINATOR, PROCESS, PROCESSES
 from trainer.run_folder import BECAUSE
 
@@ -48,7 +49,7 @@ def _tell(end: End, count: int, say: Callable[[str], None]) -> None:
     """Of the first process everything has been heard already."""
     lines = "".join(f"\n  {line}" for line in end.lines) if end.process else ""
     others = ", and the others were ended" if count > 1 else ""
-    if end.process or end.code != WRONG_INPUT:
+    if end.process or end.code != WRONG_INPUT or end.is_foreign:
         say(f"error: {end.how}{others}" + (f"; its last lines:{lines}" if lines else ""))
 
 
@@ -67,10 +68,11 @@ def local_start(config: Config, path: Path, overrides: Sequence[str], processes:
         mesh = fit(config, devices).mesh
         devices, processes = mesh.num_devices or 0, math.gcd(mesh.num_devices or 0, processes)
         chosen = {axis: mesh.sizes[axis] for axis in config.elastic.sizes} | {"virtual_devices": mesh.virtual_devices}
-        overrides = [*overrides, *(f"mesh.{key}={value}" for key, value in chosen.items() if value is not None)]
+        decided = {f"mesh.{key}": value for key, value in chosen.items() if value is not None}
+        overrides = with_decided(overrides, decided)
     if devices % processes:
         raise ConfigError(f"--processes {processes}: {devices} devices do not share out evenly; use a divisor of it")
-    argv = sys.executable, "-m", "trainer", "train", str(path), *overrides
+    argv = tuple(own_command("trainer", "train", str(path), *overrides))
     if processes == 1:
         return [Command(argv)]
     common = {COORDINATOR: f"127.0.0.1:{_free_port()}", PROCESSES: str(processes)}

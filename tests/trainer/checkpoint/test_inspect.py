@@ -141,7 +141,8 @@ def test_nothing_is_removed_without_yes(run: Path) -> None:
 def test_a_damaged_one_can_be_removed_and_an_older_one_is_the_newest(run: Path) -> None:
     """As the message advises that refuses it."""
     (run / "checkpoints/40/checkpoint.json").unlink()
-    assert here(run, "--remove", "40", "--yes").exit_code == 0
+    removed = here(run, "--remove", "40", "--remove", "40", "--yes")
+    assert (removed.exit_code, removed.output.count("removed /")) == (0, 1)
     assert steps(run) == [10, 20, 30]
     assert Checkpoints(run / "checkpoints", keep=9).meta(30) == {"meshwright": "0.1"}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -30,6 +31,12 @@ def test_what_any_rule_wants_stays(keep: Keep, kept: list[int]) -> None:
     measured = {step: {} if loss is None else {"eval_loss": loss} for step, loss in LOSSES.items()}
     why = keep.reasons(measured)
     assert [step for step in why if why[step]] == kept
+
+
+def test_a_loss_that_is_no_number_is_never_the_best() -> None:
+    losses = {10: math.nan, 20: 2.0, 30: math.inf, 40: 1.0, 50: math.nan, 60: -math.inf}
+    why = Keep(1, best=3).reasons({step: {"eval_loss": loss} for step, loss in losses.items()})
+    assert why == {10: [], 20: ["one of the best 3"], 30: [], 40: ["best"], 50: [], 60: ["newest"]}
 
 
 def test_reasons_are_told() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +27,13 @@ def test_the_largest_that_fits(devices: int, data: int) -> None:
 def test_several_axes() -> None:
     both = config(elastic={"data": [2, 4], "replica": [1, 2]})
     assert [fit(both, devices).mesh.num_devices for devices in (16, 15, 8, 4)] == [16, 8, 8, 4]
+
+
+def test_among_equals_the_written_mesh_is_taken() -> None:
+    both = config(mesh={"data": 4}, elastic={"data": [2, 4], "tensor": [1, 2]})
+    assert [fit(both, devices).mesh.sizes["data"] for devices in (4, 8)] == [4, 4]
+    other = config(mesh={"data": 2, "tensor": 2}, elastic={"data": [2, 4], "tensor": [1, 2]})
+    assert (fit(other, 4).mesh.data, fit(other, 4).mesh.tensor) == (2, 2)
 
 
 def test_virtual_devices_are_as_many_as_it_takes() -> None:
@@ -70,5 +78,27 @@ def test_fewer_devices_have_fewer_processes(
     virtual = config(mesh={"data": 4, "virtual_devices": 4})
     commands = local_start(virtual, "x.yaml", ["seed=1"], processes, 1)  # type: ignore[arg-type]
     assert len(commands) == started
-    assert commands[0].argv[3:-1] == ("train", "x.yaml", "seed=1", f"mesh.{mesh}")
+    assert commands[0].argv[4:-1] == ("train", "x.yaml", "seed=1", f"mesh.{mesh}")
     assert commands[0].argv[-1] == f"mesh.virtual_devices={mesh[-1]}"
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["mesh.data=4", "elastic.data=[2,4]"],
+        ["mesh={data: 4, virtual_devices: 4}", "elastic={data: [2, 4]}"],
+        ["mesh.data=4", "mesh.virtual_devices=4", "elastic={data: [2, 4]}"],
+        ["mesh=mesh.yaml", "mesh.virtual_devices=4", "elastic.data=[2,4]"],
+    ],
+)
+def test_what_is_decided_stands_in_the_place_of_what_the_user_wrote(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str]
+) -> None:
+    (tmp_path / "mesh.yaml").write_text("{data: 4, virtual_devices: 4}")
+    (tmp_path / "x.yaml").write_text("mesh: {virtual_devices: 4}\nbatch: {global: 8}")
+    asked = Config.load(tmp_path / "x.yaml", overrides)
+    for left, data in {"4": 4, "2": 2}.items():
+        monkeypatch.setenv("MESHWRIGHT_DEVICES_LEFT", left)
+        (command,) = local_start(asked, tmp_path / "x.yaml", overrides, 1, 0)
+        mesh = Config.load(tmp_path / "x.yaml", command.argv[command.argv.index("train") + 2 :]).mesh
+        assert (mesh.data, mesh.virtual_devices) == (data, data)

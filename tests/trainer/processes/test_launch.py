@@ -27,6 +27,7 @@ exec env -i sh -c "$*"
 """
 # Stands for Python. Says where it stands, and runs until it is told to stop.
 PYTHON = """#!/bin/sh
+echo "$MESHWRIGHT_GREETING" >&2
 echo "$PWD $MESHWRIGHT_COORDINATOR $MESHWRIGHT_PROCESS/$MESHWRIGHT_PROCESSES $MESHWRIGHT_INDEX_ON_HOST/\
 $MESHWRIGHT_ON_HOST '$SPECIAL' '$SECRET' $*" > "{folder}/$MESHWRIGHT_PROCESS"
 echo $$ >> "{folder}/pids"
@@ -115,7 +116,7 @@ def test_each_process_is_told_its_place(launch: Launch, tmp_path: Path) -> None:
     with Children(launch("exit 0")) as children:
         assert children.wait() == End(0, 0)
     told = [(tmp_path / str(process)).read_text() for process in range(3)]
-    rest = "'it's $HOME; `date`' '' -m trainer train a config.yaml\n"
+    rest = "'it's $HOME; `date`' '' -P -m trainer train a config.yaml\n"
     assert told == [
         f"{os.getcwd()} first:29500 {process}/3 {index}/{slots} {rest}"
         for process, (index, slots) in enumerate([(0, 2), (1, 2), (0, 1)])

@@ -69,7 +69,7 @@ def of_four(folder: Path) -> list[tuple[int, int, int, int]]:
     start = local_start(config, folder / "config.yaml", [f"run.dir={folder / 'four'}", "train.steps=2"], 4, 0)
     paths = {"NOTES": str(notes), "PYTHONPATH": str(ROOT)}
     noting = sys.executable, str(Path(__file__).with_name("noting.py"))
-    commands = [Command((*noting, *one.argv[3:]), {**one.environment, **paths}) for one in start]
+    commands = [Command((*noting, *one.argv[4:]), {**one.environment, **paths}) for one in start]
     with Children(commands) as children:
         end = children.wait()
     assert end.code == 0, end
@@ -84,7 +84,14 @@ def of_two(folder: Path) -> subprocess.CompletedProcess[str]:
     killer.mkdir()
     (killer / "sitecustomize.py").write_text(KILLER)
     return meshwright(
-        folder, "two", "--processes", "2", "--restarts", "1", PYTHONPATH=str(killer), MESHWRIGHT_DEVICES_LEFT="4,2"
+        folder,
+        "two",
+        "--processes",
+        "2",
+        "--restarts",
+        "1",
+        PYTHONPATH=f"{killer}:{ROOT}",
+        MESHWRIGHT_DEVICES_LEFT="4,2",
     )
 
 

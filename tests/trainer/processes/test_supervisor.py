@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import signal
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from trainer.config import Config
 from trainer.processes import supervisor
 from trainer.processes.children import Children, Command, End
-from trainer.processes.supervisor import supervise
+from trainer.processes.own_command import GREETING
+from trainer.processes.supervisor import local_start, supervise
 from trainer.run_folder import BECAUSE
 
 
 def shell(*scripts: str) -> list[Command]:
-    return [Command(("sh", "-c", script)) for script in scripts]
+    """Each says first that it is what was meant."""
+    return [Command(("sh", "-c", f'echo "${GREETING}" >&2; {script}')) for script in scripts]
 
 
 @pytest.fixture
@@ -88,3 +93,28 @@ def test_one_that_is_stopped_is_ended_too(monkeypatch: pytest.MonkeyPatch) -> No
     with Children(shell("kill -STOP $$", "sleep 0.3; exit 1")) as children:
         assert children.wait() == End(1, 1, ())
         assert children._children[0].popen.returncode == -signal.SIGKILL
+
+
+def test_another_program_that_ends_well_has_not_trained(waits: list[float]) -> None:
+    said: list[str] = []
+    commands = [*shell("exit 0"), Command(("sh", "-c", "echo hello"))]
+    assert supervise(lambda start: commands, 3, said.append) == 2
+    assert said == [
+        "error: process 1 ended at once, and was not meshwright but another `trainer`; look what PYTHONPATH has before "
+        "it (an empty part of it is the working folder), and the others were ended; its last lines:\n  hello"
+    ]
+
+
+def test_files_of_the_working_folder_are_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Not those named as our modules are, nor as those of others that we import."""
+    for name in ("trainer", "models", "sharding", "yaml", "typer"):
+        (tmp_path / f"{name}.py").write_text("print('mine')")
+    (tmp_path / "wrong.yaml").write_text("train: {step: 1}")
+    monkeypatch.chdir(tmp_path)
+    start = partial(local_start, Config(), Path("wrong.yaml"), [], 1)
+    assert supervise(start, 3, lambda text: None) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert "wrong.yaml:1: train.step: unknown key; did you mean" in err
