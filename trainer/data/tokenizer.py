@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from trainer.data.pieces import may_be_cut, pieces
 from trainer.errors import ConfigError
 
 END_OF_DOCUMENT = (
@@ -32,7 +34,9 @@ END_OF_DOCUMENT = (
 SMALLEST_VOCAB = 257
 """A byte-level BPE needs the 256 bytes and the end-of-document token."""
 _PIECE = 1 << 18
-"""A longer text is encoded in pieces of so many characters, on all cores like many short ones."""
+"""A longer text is encoded in pieces of so many characters, on all cores like many short ones, where it may be cut."""
+_MOST_WHOLE = 1 << 26
+"""Characters encoded as one piece, at most: they take some 10 GB."""
 _GROUP = 1 << 21
 """Characters encoded at a time: until they are done, the library keeps about 100 bytes per token."""
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
@@ -110,9 +114,22 @@ class Tokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """int32 [tokens] for each text, without end-of-document tokens; runs on all cores."""
-        pieces = [list(_pieces(text)) for text in texts]
-        ids = self._encode_pieces(itertools.chain.from_iterable(pieces))
-        return [np.concatenate([next(ids) for _ in text]) for text in pieces]
+        cut = [self._cut(text) for text in texts]
+        ids = self._encode_pieces(itertools.chain.from_iterable(cut))
+        return [np.concatenate([next(ids) for _ in pieces]) for pieces in cut]
+
+    def _cut(self, text: str) -> list[str]:
+        found = list(pieces(text, _PIECE)) if self._may_be_cut else [text]
+        if (longest := max(map(len, found))) > _MOST_WHOLE:
+            raise ConfigError(
+                f"data.tokenizer takes {longest:,} characters of a document at once, and {_MOST_WHOLE:,} is the most "
+                "that memory is given for; split the document, or leave data.tokenizer out"
+            )
+        return found
+
+    @cached_property
+    def _may_be_cut(self) -> bool:
+        return may_be_cut(json.loads(self.inner.to_str()))
 
     def _encode_pieces(self, pieces: Iterable[str]) -> Iterator[np.ndarray]:
         for group in groups(pieces, _GROUP):
@@ -164,17 +181,6 @@ def groups(texts: Iterable[str], size: int) -> Iterator[list[str]]:
             group, num_characters = [], 0
     if group:
         yield group
-
-
-def _pieces(text: str) -> Iterator[str]:
-    """`text` in pieces of at most _PIECE characters, cut after a newline where there is one."""
-    start = 0
-    while len(text) - start > _PIECE:
-        end = 1 + text.rfind("\n", start, start + _PIECE)
-        end = end if end > start else start + _PIECE
-        yield text[start:end]
-        start = end
-    yield text[start:]
 
 
 def _decoder_types(decoder: dict[str, Any] | None) -> Iterator[str]:

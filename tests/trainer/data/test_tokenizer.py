@@ -46,12 +46,15 @@ def test_an_end_of_document_that_stands_in_the_text_is_text(trained: Tokenizer):
     assert trained.eod not in trained.encode("a <|endoftext|> b")
 
 
-def test_a_text_too_long_to_encode_at_once_is_cut_at_lines(trained: Tokenizer, monkeypatch: pytest.MonkeyPatch):
-    text = "first line\nsecond line\n" + "x" * 50 + "\nlast\n"
-    whole = trained.encode(text)
+def test_a_text_that_must_be_encoded_at_once_and_is_too_long_is_refused(
+    trained: Tokenizer, monkeypatch: pytest.MonkeyPatch
+):
+    """A cut elsewhere would change its tokens, and the whole would take all memory."""
     monkeypatch.setattr(module, "_PIECE", 16)
-    assert trained.decode(trained.encode(text)) == text
-    assert len(trained.encode(text)) <= len(whole) + 4
+    monkeypatch.setattr(module, "_MOST_WHOLE", 40)
+    trained.encode("a line " * 50)
+    with pytest.raises(ConfigError, match=r"takes 51 characters of a document at once, and 40 is the most .* split"):
+        trained.encode("a line " * 50 + "x" * 50)
 
 
 def test_it_loads_as_it_was_saved(trained: Tokenizer, tmp_path: Path):
