@@ -108,8 +108,7 @@ def going_on(prefix: Path, cache: Path, sizes: Sizes) -> dict[str, float]:
 
     def first_batch(samples: int) -> None:
         corpus = prepare(config.data, config.model.vocab, lambda text: None)
-        packed = PackedSequences(corpus.indexed, corpus.train_documents, sizes.sequence)
-        TrainBatches(packed, 0, sizes.batch).batch(samples // sizes.batch)
+        TrainBatches(corpus.train(sizes.sequence), 0, sizes.batch).batch(samples // sizes.batch)
 
     return {f"{samples:,}": _wall_seconds(partial(first_batch, samples)) for samples in (0, SAMPLES)}
 

@@ -10,7 +10,6 @@ import jax
 import numpy as np
 
 from trainer.data.batches import HeldOutBatches
-from trainer.data.packing import PackedSequences
 from trainer.devices import put_batch
 from trainer.errors import ConfigError
 from trainer.processes.membership import is_first, of_first
@@ -22,12 +21,7 @@ if TYPE_CHECKING:
 def evaluate(trainer: Trainer, parameters: dict[str, jax.Array], everything: bool) -> dict[str, float]:
     """See Trainer.evaluate. Σ token loss / Σ counted tokens over at most train.eval_batches global batches."""
     config, corpus, program = trainer.config, trainer.corpus, trainer.program
-    documents = range(corpus.indexed.num_documents) if everything else corpus.heldout_documents
-    if not documents:
-        raise ConfigError(
-            "no document is held out to evaluate on; the run needs data.holdout above 0 and two documents at least"
-        )
-    packed = PackedSequences(corpus.indexed, documents, config.batch.sequence)
+    packed = (corpus.everything if everything else corpus.held_out)(config.batch.sequence)
     batches = HeldOutBatches(packed, config.batch.global_, config.train.eval_batches)
     loss = tokens = num_bytes = 0.0
     for index in range(len(batches)):

@@ -56,7 +56,7 @@ def generate(
     _require(0 <= seed < 2**32, f"seed={seed}: use one from 0 to 2**32 - 1")
     _require(_is_text(prompt), "the prompt is not UTF-8 text; convert it first")
     tokenizer, model = trainer.tokenizer, trainer.config.model
-    ids = tokenizer.encode(prompt) if prompt else np.array([tokenizer.eod])
+    ids = tokenizer.encode_prompt(prompt)
     if len(ids) >= model.context:
         raise ConfigError(
             f"the prompt has {len(ids)} tokens, and the model's context holds {model.context}; use at most "

@@ -88,7 +88,7 @@ class Loop:
             if first >= last:
                 self._train_nothing(first, last, display)
                 return
-            _ = trainer.corpus  # text that cannot be trained on makes no folder
+            self._require_text()
             if self.is_first:
                 held_open.enter_context(RunFolder(trainer.folder).in_use())
             trainer.open_folder()
@@ -105,7 +105,6 @@ class Loop:
 
     def _train_all(self, first: int, last: int, display: Display) -> None:
         trainer, config = self.trainer, self.config
-        self._require_text_to_evaluate()
         with Watchdog(config.watchdog, trainer.phases, find_board(), trainer.folder):
             with trainer.phases(STATE):
                 jax.block_until_ready(trainer.restored_state)
@@ -231,7 +230,7 @@ class Loop:
                     self.events.tell("compile", step, seconds_lost=self.logged_at - started)
                 measured: dict[str, float] = {}
                 if train.eval_every is not None and (step == last or (step % train.eval_every == 0 and not ends)):
-                    measured = self._evaluate(display, sinks)
+                    measured = self._evaluate_or_save(display, sinks)
                 if saves:
                     self._require_range(metrics)
                     if stopped_by is not None:
@@ -271,13 +270,20 @@ class Loop:
             return False
         return True
 
-    def _require_text_to_evaluate(self) -> None:
-        """Before anything is paid for, not when the first evaluation is due."""
-        if self.config.train.eval_every is not None and not self.trainer.corpus.heldout_documents:
-            num_documents = self.trainer.corpus.indexed.num_documents
-            raise ConfigError(
-                f"train.eval_every={self.config.train.eval_every}, but of {num_documents} documents none is held out; "
-                "give data.path more documents, or use train.eval_every=null"
+    def _require_text(self) -> None:
+        """Text that cannot be trained on, or measured, makes no folder and costs no step."""
+        sequence, every = self.config.batch.sequence, self.config.train.eval_every
+        self.trainer.corpus.train(sequence)
+        if every is None:
+            return
+        try:
+            held_out = self.trainer.corpus.held_out(sequence)
+        except ConfigError as error:
+            raise ConfigError(f"train.eval_every={every}, but {error}, or use train.eval_every=null") from error
+        if held_out.num_targets < sequence:
+            self.trainer.display.say(
+                f"WARNING: {held_out.num_targets} tokens are held out, less than one sequence of {sequence}: their "
+                "loss says little; raise data.holdout, or give data.path more text"
             )
 
     def _log(self, display: Display, sinks: Sinks) -> None:
@@ -361,8 +367,20 @@ class Loop:
                 f"({kept})"
             )
 
+    def _evaluate_or_save(self, display: Display, sinks: Sinks) -> dict[str, float]:
+        """What was measured. Where that fails, the steps before are saved, and it is raised.
+
+        One process of several saves nothing alone: the others may be well, and would not come to it.
+        """
+        self._fetch()  # the steps before are training's time, and what went wrong with them is not saved
+        try:
+            return self._evaluate(display, sinks)
+        except Exception:
+            if jax.process_count() == 1:
+                self._save({})
+            raise
+
     def _evaluate(self, display: Display, sinks: Sinks) -> dict[str, float]:
-        self._fetch()  # the steps before are training's time
         started = time.perf_counter()
         with self.trainer.phases(EVALUATION):
             values = self.trainer.evaluate()

@@ -22,9 +22,9 @@ from trainer.config import ANYWHERE, TRAINED, Config
 from trainer.config_source import Overrides
 from trainer.data.batches import TrainBatches, prefetch
 from trainer.data.config import DataConfig
-from trainer.data.packing import PackedSequences
 from trainer.data.prepare import Corpus, prepare
 from trainer.data.tokenizer import Tokenizer
+from trainer.data.tokenizer_files import TOKENIZER
 from trainer.devices import find_devices, put_batch, use_compile_cache
 from trainer.display import Display
 from trainer.errors import ConfigError
@@ -47,8 +47,6 @@ from trainer.run_folder import RunFolder, describe_environment, version
 from trainer.step import Arrays, Metrics, TrainState
 from trainer.weights import restore_weights
 
-TOKENIZER = "tokenizer.json"
-"""In the run's folder: the one the model was trained with, so that text can be made when the corpus is gone."""
 _MOST_UNCOUNTED = 1000  # steps
 
 
@@ -100,9 +98,7 @@ class Trainer:
             )
         trained = Config.load(file, ANYWHERE).data
         config = Config.load(file, [f"run.dir={json.dumps(str(folder))}", *TRAINED, *_as_texts(overrides)])
-        trainer = cls(
-            dataclasses.replace(config, data=_data_to_evaluate(config.data, trained, Path(folder, TOKENIZER)))
-        )
+        trainer = cls(dataclasses.replace(config, data=_data_to_evaluate(config.data, trained, Path(folder))))
         trainer._evaluates_all = config.data.path != trained.path
         if trainer.checkpoints.newest() is None:
             raise ConfigError(f"{folder} holds no complete checkpoint yet; train it first")
@@ -134,7 +130,7 @@ class Trainer:
     def tokenizer(self) -> Tokenizer:
         """The run's own, from its folder once it has trained; else the corpus'."""
         if (self.folder / TOKENIZER).exists():
-            return Tokenizer.load(self.folder / TOKENIZER)
+            return Tokenizer.load(self.folder)
         if self.corpus.tokenizer is None:
             raise ConfigError("the data has no tokenizer, so text cannot be made of tokens; give data.tokenizer")
         return self.corpus.tokenizer
@@ -170,7 +166,7 @@ class Trainer:
             for note in RunFolder(self.folder).open(self.config.to_dict(), environment):
                 self.display.say(note)
             if self.corpus.tokenizer is not None:
-                self.corpus.tokenizer.save(self.folder / TOKENIZER)
+                self.corpus.tokenizer.save(self.folder)
         self._is_open = True
 
     @cached_property
@@ -237,8 +233,7 @@ class Trainer:
 
     def _steps(self, num: int) -> Generator[Metrics, None, None]:
         config, program = self.config, self.program
-        packed = PackedSequences(self.corpus.indexed, self.corpus.train_documents, config.batch.sequence)
-        batches = TrainBatches(packed, config.seed, config.batch.global_)
+        batches = TrainBatches(self.corpus.train(config.batch.sequence), config.seed, config.batch.global_)
         left_out = self.rollbacks.left_out(config.batch.global_)
 
         def get(step: int) -> Batch:
@@ -401,18 +396,21 @@ def _require_number(steps: int | None) -> None:
         raise ConfigError(f"steps={steps}: a number of steps is 0 or more; leave it out to train to the end of the run")
 
 
-def _data_to_evaluate(asked: DataConfig, trained: DataConfig, tokenizer: Path) -> DataConfig:
-    """`asked`, but other text comes in the tokens that the model knows: those of the run's own `tokenizer`."""
+def _data_to_evaluate(asked: DataConfig, trained: DataConfig, folder: Path) -> DataConfig:
+    """`asked`, but other text comes in the tokens that the model knows: those of the run's own tokenizer."""
     if asked.path == trained.path and asked.holdout != trained.holdout:
         raise ConfigError(
             f"data.holdout={asked.holdout}: the model was trained on all but {trained.holdout} of the documents, and "
             "is measured on no other; leave data.holdout out, or give another text as data.path"
         )
-    if not tokenizer.exists():
+    if not (folder / TOKENIZER).exists():
         return asked
-    if asked.tokenizer != trained.tokenizer:
-        raise ConfigError(f"the model knows the tokens of {tokenizer} alone; leave data.tokenizer out")
-    return asked if asked == trained else dataclasses.replace(asked, tokenizer=str(tokenizer))
+    for key in ("tokenizer", "end_token", "start_token"):
+        if getattr(asked, key) != getattr(trained, key):
+            raise ConfigError(f"the model knows the tokens of {folder / TOKENIZER} alone; leave data.{key} out")
+    if asked == trained:
+        return asked
+    return dataclasses.replace(asked, tokenizer=str(folder), end_token=None, start_token=None)
 
 
 def _as_texts(overrides: Overrides) -> list[str]:

@@ -178,7 +178,7 @@ def test_sizes_that_do_not_fit(folder: Path, tmp_path: Path, overrides: list[str
 
 def test_a_tokenizer_larger_than_the_vocabulary(folder: Path, tmp_path: Path) -> None:
     text = (folder / "text/0.txt").read_text(encoding="utf-8")
-    Tokenizer.train([text], 290).save(tmp_path / "tokenizer.json")
+    Tokenizer.train([text], 290).save(tmp_path)
     overrides = [f"data.tokenizer={tmp_path / 'tokenizer.json'}", "model.vocab=260"]
     result = here("train", folder / "config.yaml", *on_all(tmp_path), *overrides)
     refused(result, "data.tokenizer has 290 entries and model.vocab=260; use model.vocab=290")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -252,13 +253,11 @@ def test_the_step_is_lowered_for_devices_that_are_not_all(text: Path) -> None:
 
 
 def test_what_is_measured_agrees_with_itself(trained: Trainer) -> None:
-    """All of the held-out text: every token counts but the first of each document."""
+    """All of the held-out text: every token counts, the ends of documents too."""
     values = Trainer.from_run(trained.folder, {"train.eval_batches": 1000}).evaluate()
     heldout, corpus = trained.corpus.heldout_text(), trained.corpus
-    documents = [corpus.indexed.document(index) for index in corpus.heldout_documents]
-    assert values["tokens"] == sum(len(document) - 1 for document in documents)
-    first = sum(int(corpus.bytes_per_token[document[0]]) for document in documents)
-    assert values["bytes"] == len(heldout) - first
+    assert values["tokens"] == sum(len(corpus.indexed.document(index)) for index in corpus.heldout_documents)
+    assert values["bytes"] == len(heldout)
     assert values["perplexity"] == pytest.approx(math.exp(values["loss"]))
     assert values["bits_per_byte"] == pytest.approx(values["loss"] * values["tokens"] / math.log(2) / values["bytes"])
 
@@ -271,7 +270,7 @@ def test_another_text_is_measured_whole_in_the_runs_own_tokens(trained: Trainer,
     trainer = Trainer.from_run(run, {"data.path": str(other)})
     values = trainer.evaluate()
     ids = trained.tokenizer.encode(other.read_text())
-    assert values["tokens"] == len(ids)  # but the first, and the end of the document
+    assert values["tokens"] == len(ids) + 1  # the end of the document
     assert values["loss"] > trained.evaluate()["loss"]
     with pytest.raises(ConfigError, match=r"baselines .* leave data.path out"):
         trainer.baselines()
@@ -298,7 +297,7 @@ def test_nothing_held_out_is_said(trained: Trainer, tmp_path: Path) -> None:
     config = Config.from_dict(
         trained.config.to_dict(), {"data.holdout": 0, "train.eval_every": None, "run.dir": str(tmp_path / "run")}
     )
-    with pytest.raises(ConfigError, match="no document is held out to evaluate on"):
+    with pytest.raises(ConfigError, match="no text is held out to evaluate on"):
         Trainer(config).evaluate()
 
 
@@ -356,8 +355,7 @@ def test_a_text_ends_with_its_document_or_the_context(
     (ids,) = written
     assert len(ids) == small.CONTEXT - 1
     end = ids[5]
-    tokenizer = trained.tokenizer
-    other = Tokenizer(tokenizer.inner, end, tokenizer.size)
+    other = dataclasses.replace(trained.tokenizer, eod=end, start=end)
     monkeypatch.setattr(Trainer, "tokenizer", property(lambda _: other))
     trained.generate("x", max_tokens=10**6)
     assert written[1] == ids[: ids.index(end)]
@@ -406,11 +404,40 @@ def test_a_run_resumed_in_float16_starts_its_loss_scale(text: Path, tmp_path: Pa
     assert float(Trainer(Config.from_dict(tree)).state["loss_scale.scale"]) == 2**12
 
 
-def test_a_run_without_text_to_evaluate_on_is_refused_before_it_trains(tmp_path: Path) -> None:
+def test_a_held_out_part_too_short_to_measure_anything_is_found_before_it_trains(tmp_path: Path) -> None:
     """Its evaluation would fail, perhaps thousands of paid steps later."""
-    text = small.write_text(tmp_path / "text", num_documents=1)
-    with pytest.raises(ConfigError, match=r"none is held out; give data.path more documents, or use train.eval_every"):
-        Trainer(Config.from_dict(small.tree(text, tmp_path / "run"))).train()
+    with IndexedWriter(tmp_path / "pair", np.dtype("<u2")) as writer:
+        for document in ([5, 6, 7] * 50, [5, 6], [8], [9]):
+            writer.add(np.array(document))
+    overrides = {"data.path": str(tmp_path / "pair"), "data.holdout": 0.5}
+    tree, run = small.tree(tmp_path / "text", tmp_path / "run"), tmp_path / "run"
+    with pytest.raises(ConfigError, match=r"train\.eval_every=2, but the held-out text has 2 tokens, each the first"):
+        Trainer(Config.from_dict(tree, overrides)).train()
+    assert not run.exists()
+
+
+def test_little_held_out_text_is_said_before_the_first_step(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    (tmp_path / "one.txt").write_text("a b c " * 40, encoding="utf-8")
+    tree = small.tree(tmp_path / "one.txt", tmp_path / "run")
+    Trainer(Config.from_dict(tree, {"train.steps": 2, "data.holdout": 0.05})).train()
+    said = capsys.readouterr().out
+    assert "tokens are held out, less than one sequence of 16" in said
+    assert said.index("less than one sequence") < said.index("compiling")
+
+
+def test_an_evaluation_that_fails_saves_first(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The steps before it have been paid for."""
+
+    def fail(self: Trainer) -> dict[str, float]:
+        raise ValueError("no room for the logits")
+
+    monkeypatch.setattr(Trainer, "evaluate", fail)
+    tree = small.tree(text, tmp_path / "run")
+    trainer = Trainer(Config.from_dict(tree, {"train.checkpoint_every": None}))
+    with pytest.raises(ValueError, match="no room for the logits"):
+        trainer.train()
+    assert trainer.checkpoints.newest() == 2
+    assert Trainer(Config.from_dict(tree)).step == 2
 
 
 @pytest.mark.parametrize(("key", "value"), [("data.path", ""), ("data.path", [" "]), ("run.dir", ""), ("seed", 2**32)])

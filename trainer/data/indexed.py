@@ -103,6 +103,17 @@ class IndexedDataset:
         sequences = range(self.documents[index], self.documents[index + 1])
         return np.concatenate([self._sequence(sequence) for sequence in sequences] or [self.tokens[:0]])
 
+    def cut(self, tokens: int) -> IndexedDataset:
+        """The one document as two: its first `tokens`, and the rest."""
+        ends = np.cumsum(self.lengths, dtype=np.int64)
+        at = int(np.searchsorted(ends, tokens))
+        kept = tokens - int(ends[at] - self.lengths[at])
+        lengths = np.insert(self.lengths, at, kept)
+        lengths[at + 1] -= kept
+        offsets = np.insert(self.offsets, at, self.offsets[at])
+        offsets[at + 1] += kept * self.tokens.itemsize
+        return IndexedDataset(self.tokens, lengths, offsets, np.array([0, at + 1, len(lengths)]))
+
     def _sequence(self, index: int) -> np.ndarray:
         start = int(self.offsets[index]) // self.tokens.itemsize
         return self.tokens[start : start + int(self.lengths[index])]

@@ -12,7 +12,7 @@ import lzma
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,12 @@ from trainer.data.cache import Say, cached_folder
 from trainer.data.config import DataConfig
 from trainer.data.corpus import STDLIB, find_files, is_jsonl, read_documents
 from trainer.data.indexed import IndexedDataset, bin_file, find_pair, idx_file
-from trainer.data.packing import TokenStream
+from trainer.data.packing import PackedSequences, TokenStream
 from trainer.data.tokenise import Facts, count_train, survey, train_tokenizer, write_tokens
 from trainer.data.tokenizer import Tokenizer, require_vocab
 from trainer.errors import ConfigError
 
-_FORMAT = 1
+_FORMAT = 2
 """Part of every cache key; to be raised when the same text would be laid down otherwise."""
 _CHUNK = 1 << 21
 """Tokens counted at a time."""
@@ -37,11 +37,16 @@ _CHUNK = 1 << 21
 class Corpus:
     """Tokenised documents, the last of them held out."""
 
+    whole: IndexedDataset
+    """As they stand on disk."""
     indexed: IndexedDataset
+    """The same; but of a document that is alone the last part of its tokens is one of its own, so as to be held out."""
     num_train_documents: int
     vocab: int
     hash: str
-    """Hex; of the tokens and of where documents begin: see Facts."""
+    """Hex; of the tokens, of where documents begin, and of the token they begin after."""
+    start: int | None
+    """The token that ends documents, where they begin after it too; None where they bring their own, or have none."""
     tokenizer: Tokenizer | None
     bytes_per_token: np.ndarray | None
     """int32 [vocab]; None without a tokenizer, or with one whose tokens do not spell the text."""
@@ -58,6 +63,26 @@ class Corpus:
     @property
     def heldout_documents(self) -> range:
         return range(self.num_train_documents, self.indexed.num_documents)
+
+    def train(self, sequence: int) -> PackedSequences:
+        """What is trained on, in samples of `sequence` tokens."""
+        return PackedSequences(self.indexed, self.train_documents, sequence, self.start)
+
+    def held_out(self, sequence: int) -> PackedSequences:
+        """What is held out, likewise. Raises ConfigError when that is nothing, or nothing that could be measured."""
+        if not self.heldout_documents:
+            raise ConfigError("no text is held out to evaluate on; use data.holdout above 0")
+        packed = PackedSequences(self.indexed, self.heldout_documents, sequence, self.start)
+        if not packed.num_targets:
+            raise ConfigError(
+                f"the held-out text has {packed.num_tokens} tokens, each the first of its document, which is nothing "
+                "to measure; raise data.holdout, or give data.path more text"
+            )
+        return packed
+
+    def everything(self, sequence: int) -> PackedSequences:
+        """All documents, likewise."""
+        return PackedSequences(self.whole, range(self.whole.num_documents), sequence, self.start)
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -79,6 +104,8 @@ class Corpus:
         for begin in range(0, len(stream), _CHUNK):
             tokens = stream.read(begin, min(begin + _CHUNK, len(stream)))
             counts += np.bincount(tokens, minlength=self.vocab)
+        if self.tokenizer and self.tokenizer.start != self.start:
+            counts[self.tokenizer.start] = 0  # it begins documents, and is never a target
         p = counts[counts > 0] / counts.sum()
         return float(-(p * np.log(p)).sum())
 
@@ -133,28 +160,31 @@ def require_room_for_bytes(config: DataConfig, vocab: int) -> None:
 
 def _from_pair(pair: Path, config: DataConfig, vocab: int, say: Say) -> Corpus:
     indexed = IndexedDataset.open(pair)
-    tokenizer = _given_tokenizer(config, vocab)
+    tokenizer = _given_tokenizer(config, vocab, say)
     stats = [(str(file.resolve()), file.stat()) for file in (bin_file(pair), idx_file(pair))]
     key = _key(pair=[(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats])
     folder = cached_folder(_root(config), key, lambda new: survey(pair).save(new / "facts.json"), say)
-    corpus = _corpus(indexed, tokenizer, Facts.load(folder / "facts.json"), config, vocab)
-    say(_summary(corpus, pair))
+    facts = Facts.load(folder / "facts.json")
+    corpus = _corpus(indexed, tokenizer, facts, config, vocab)
+    for line in [*_about_ends(corpus, facts), *_about_holdout(corpus), _summary(corpus, pair)]:
+        say(line)
     return corpus
 
 
 def _from_text(config: DataConfig, vocab: int, say: Say) -> Corpus:
     files = find_files(config.path)
-    given = _given_tokenizer(config, vocab)
+    given = _given_tokenizer(config, vocab, say)
     key = _key(
         files=_digests(files),
         text_key=config.text_key,
         vocab=vocab,
-        tokenizer=given.inner.to_str() if given else {"trained without": config.holdout},
+        tokenizer=[given.inner.to_str(), given.start, given.eod] if given else {"trained without": config.holdout},
     )
     folder = cached_folder(_root(config), key, lambda new: _build(new, files, given, config, vocab, say), say)
-    indexed, tokenizer = IndexedDataset.open(folder / "tokens"), Tokenizer.load(folder / "tokenizer.json")
+    indexed, tokenizer = IndexedDataset.open(folder / "tokens"), Tokenizer.load(folder)
     corpus = _corpus(indexed, tokenizer, Facts.load(folder / "facts.json"), config, vocab)
-    say(_summary(corpus, folder))
+    for line in [*_about_holdout(corpus), _summary(corpus, folder)]:
+        say(line)
     return corpus
 
 
@@ -162,7 +192,7 @@ def _build(
     folder: Path, files: Sequence[Path], given: Tokenizer | None, config: DataConfig, vocab: int, say: Say
 ) -> None:
     tokenizer = given or _train_tokenizer(files, config, vocab, say)
-    tokenizer.save(folder / "tokenizer.json")
+    tokenizer.save(folder)
     start = time.perf_counter()
     write_tokens(folder / "tokens", files, config.text_key, tokenizer, vocab)
     say(f"data: {len(files):,} files tokenised in {time.perf_counter() - start:.1f} s")
@@ -188,27 +218,67 @@ def _corpus(
             f"data.path: token ids go up to {facts.largest} and model.vocab={vocab}; use model.vocab="
             f"{facts.largest + 1} or more"
         )
+    whole, num_tokens = indexed, indexed.num_tokens
+    if indexed.num_documents == 1:
+        num_train = count_train(num_tokens, config.holdout)
+        indexed = indexed.cut(num_train) if num_train < num_tokens else indexed
+    start = _packed_after(facts, tokenizer, whole)
+    if tokenizer and start is not None:
+        tokenizer = replace(tokenizer, start=start)
     return Corpus(
+        whole=whole,
         indexed=indexed,
         num_train_documents=count_train(indexed.num_documents, config.holdout),
         vocab=vocab,
-        hash=facts.hash,
+        hash=facts.hash if start is None else hashlib.sha256(f"{facts.hash} after {start}".encode()).hexdigest(),
+        start=start,
         tokenizer=tokenizer,
         bytes_per_token=tokenizer.bytes_per_token(vocab) if tokenizer else None,
     )
 
 
-def _given_tokenizer(config: DataConfig, vocab: int) -> Tokenizer | None:
+def _packed_after(facts: Facts, tokenizer: Tokenizer | None, indexed: IndexedDataset) -> int | None:
+    """The token that documents both end with and begin after, if they do."""
+    if tokenizer is None:
+        return facts.last if indexed.num_documents > 1 else None
+    has_own = tokenizer.start != tokenizer.eod and facts.first == tokenizer.start
+    return tokenizer.eod if facts.last == tokenizer.eod and not has_own else None
+
+
+def _about_ends(corpus: Corpus, facts: Facts) -> list[str]:
+    """What a user should know about the ends of documents that others have made."""
+    if corpus.tokenizer is None or facts.last == corpus.tokenizer.eod:
+        return []
+    end = corpus.tokenizer.inner.id_to_token(corpus.tokenizer.eod)
+    return [
+        f"WARNING: data: documents do not end with {end!r}, so how one begins and ends is not learned; make the pair "
+        "anew with --append-eod, or name its token as data.end_token"
+    ]
+
+
+def _about_holdout(corpus: Corpus) -> list[str]:
+    if corpus.indexed is corpus.whole:
+        return []
+    held_out = len(TokenStream(corpus.indexed, corpus.heldout_documents))
+    return [f"data: there is one document, so the last {held_out:,} of its tokens are held out"]
+
+
+def _given_tokenizer(config: DataConfig, vocab: int, say: Say) -> Tokenizer | None:
     if config.tokenizer is None:
+        for key in ("end_token", "start_token"):
+            if (name := getattr(config, key)) is not None:
+                raise ConfigError(f"data.{key}={name} is a token of data.tokenizer; give that too, or leave it out")
         return None
-    tokenizer = Tokenizer.load(Path(config.tokenizer).expanduser())
+    tokenizer = Tokenizer.load(Path(config.tokenizer).expanduser(), config.end_token, config.start_token)
     tokenizer.check_fits(vocab)
+    for note in tokenizer.notes:
+        say(f"data: {note}")
     return tokenizer
 
 
 def _summary(corpus: Corpus, place: Path) -> str:
     return (
-        f"data: {corpus.indexed.num_tokens:,} tokens in {corpus.indexed.num_documents:,} documents, "
+        f"data: {corpus.whole.num_tokens:,} tokens in {corpus.whole.num_documents:,} documents, "
         f"{len(corpus.heldout_documents):,} held out, hash {corpus.hash[:12]} ({place})"
     )
 

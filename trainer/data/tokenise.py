@@ -18,8 +18,10 @@ import numpy as np
 from rich.progress import Progress
 
 from trainer.data.corpus import read_documents
+from trainer.data.encoder import groups
 from trainer.data.indexed import IndexedDataset, IndexedWriter, bin_file, idx_file, token_dtype
-from trainer.data.tokenizer import Tokenizer, groups
+from trainer.data.packing import TokenStream
+from trainer.data.tokenizer import Tokenizer
 from trainer.errors import ConfigError
 from trainer.streams import make_console
 
@@ -39,14 +41,17 @@ def count_train(num_documents: int, holdout: float) -> int:
 def train_tokenizer(documents: Iterable[str], vocab: int, holdout: float) -> Tokenizer:
     """A byte-level BPE of documents that will be trained on: the first in order, _SAMPLE characters."""
     chosen: list[tuple[int, str]] = []  # a heap, the last in order on top
-    size = num_documents = 0
+    size = num_documents = length = 0
     for document in documents:
+        length = len(document)
         heapq.heappush(chosen, (-_rank(document), document[:_SAMPLE]))
         num_documents += 1
         size += min(len(document), _SAMPLE)
         while size - len(chosen[0][1]) >= _SAMPLE:
             size -= len(heapq.heappop(chosen)[1])
     texts = [text for _, text in sorted(chosen, reverse=True)]
+    if num_documents == 1:  # its last part is held out
+        texts = [texts[0][: count_train(length, holdout)]]
     return Tokenizer.train(texts[: count_train(num_documents, holdout)], vocab)
 
 
@@ -60,8 +65,8 @@ def write_tokens(prefix: Path, files: Sequence[Path], text_key: str, tokenizer: 
         IndexedWriter(arrived, dtype) as writer,
     ):
         for texts in groups(read_documents(files, text_key), _BATCH):
-            for ids in tokenizer.encode_batch(texts):
-                writer.add(np.append(ids, tokenizer.eod))
+            for ids in tokenizer.encode_documents(texts):
+                writer.add(ids)
             ranks += map(_rank, texts)
             advance(sum(len(text.encode()) for text in texts))
     unordered = IndexedDataset.open(arrived)
@@ -81,12 +86,16 @@ class Facts:
     smallest: int
     largest: int
     """Token ids."""
+    first: int | None
+    last: int | None
+    """The ids that every document begins and ends with; None where they differ."""
 
     @classmethod
     def load(cls, file: Path) -> Facts:
         try:
             facts = json.loads(file.read_text(encoding="utf-8"))
-            return cls(str(facts["hash"]), int(facts["smallest"]), int(facts["largest"]))
+            ends = (None if facts[name] is None else int(facts[name]) for name in ("first", "last"))
+            return cls(str(facts["hash"]), int(facts["smallest"]), int(facts["largest"]), *ends)
         except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
             raise ConfigError(
                 f"data.cache: {file} is damaged ({error}); remove its folder, and it is made anew"
@@ -97,7 +106,8 @@ class Facts:
 
 
 def survey(prefix: Path) -> Facts:
-    tokens = IndexedDataset.open(prefix).tokens
+    indexed = IndexedDataset.open(prefix)
+    tokens = indexed.tokens
     digest = hashlib.sha256(idx_file(prefix).read_bytes())
     smallest = largest = int(tokens[0])
     with _progress("checking tokens", len(tokens)) as advance:
@@ -106,7 +116,16 @@ def survey(prefix: Path) -> Facts:
             digest.update(chunk.data)
             smallest, largest = min(smallest, int(chunk.min())), max(largest, int(chunk.max()))
             advance(len(chunk))
-    return Facts(digest.hexdigest(), smallest, largest)
+    stream = TokenStream(indexed, range(indexed.num_documents))
+    starts, ends = np.append(0, stream.borders[:-1]), stream.borders - 1
+    return Facts(digest.hexdigest(), smallest, largest, _common(stream, starts), _common(stream, ends))
+
+
+def _common(stream: TokenStream, places: np.ndarray) -> int | None:
+    """The token that stands at all the places; None where they differ."""
+    token = int(stream.at(places[:1])[0])
+    chunks = (places[begin : begin + _BATCH] for begin in range(0, len(places), _BATCH))
+    return token if all((stream.at(chunk) == token).all() for chunk in chunks) else None
 
 
 def _rank(text: str) -> int:

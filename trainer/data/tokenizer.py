@@ -1,15 +1,14 @@
 """Text to token ids and back, and how many bytes of text each id stands for.
 
-A thin hold on `tokenizers`: what it adds is one end-of-document token, errors a user can act on, and the
-table that turns nats per token into bits per byte. Knows nothing of files other than tokenizer.json.
+A thin hold on `tokenizers`: what it adds is the tokens at the ends of a document, errors a user can act on, and the
+table that turns nats per token into bits per byte.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +18,8 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from trainer.data.pieces import may_be_cut, pieces
+from trainer.data.encoder import Encoder
+from trainer.data.tokenizer_files import Names, added_in_front, read_tokenizer, write_tokenizer
 from trainer.errors import ConfigError
 
 END_OF_DOCUMENT = (
@@ -33,12 +33,6 @@ END_OF_DOCUMENT = (
 """Names of the end-of-document token; the first that a tokenizer has as a special token is taken."""
 SMALLEST_VOCAB = 257
 """A byte-level BPE needs the 256 bytes and the end-of-document token."""
-_PIECE = 1 << 18
-"""A longer text is encoded in pieces of so many characters, on all cores like many short ones, where it may be cut."""
-_MOST_WHOLE = 1 << 26
-"""Characters encoded as one piece, at most: they take some 10 GB."""
-_GROUP = 1 << 21
-"""Characters encoded at a time: until they are done, the library keeps about 100 bytes per token."""
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
@@ -47,37 +41,45 @@ class Tokenizer:
     inner: tokenizers.Tokenizer
     eod: int
     """The id that ends a document."""
+    start: int
+    """The id that a document begins after: the tokenizer's own, or else the one that ends documents."""
     size: int
     """One more than the largest id."""
+    notes: tuple[str, ...] = ()
+    """What was changed in it, for the user."""
 
     @classmethod
-    def wrap(cls, inner: tokenizers.Tokenizer, source: str) -> Tokenizer:
-        """Raises ConfigError when there is no token that ends a document."""
-        # The text's own "<|endoftext|>" is text, and a document is encoded whole.
-        inner.encode_special_tokens = True
+    def wrap(cls, inner: tokenizers.Tokenizer, source: str, names: Names = Names()) -> Tokenizer:
+        """`inner` with the tokens that `names` gives to the ends of a document; what it does not name is found.
+
+        Raises ConfigError when there is no such special token.
+        """
         inner.no_truncation()
         inner.no_padding()
+        notes = []
+        if dropout := getattr(inner.model, "dropout", None):
+            inner.model.dropout = None
+            notes.append(f"{source} has dropout={dropout:g}, which gives other tokens each time: it is switched off")
         # Only special ones: to Gemma, </s> is a piece of HTML.
         added = inner.get_added_tokens_decoder()
         special = {token.content: id for id, token in added.items() if token.special}
-        eod = next((special[name] for name in END_OF_DOCUMENT if name in special), None)
-        if eod is None:
-            raise ConfigError(
-                f"data.tokenizer: {source} has no end-of-document token; give it one of "
-                f"{', '.join(END_OF_DOCUMENT)} as a special token, or leave data.tokenizer out"
-            )
-        return cls(inner, eod, 1 + max(inner.get_vocab(with_added_tokens=True).values()))
+        eod = _end(special, source, names.end)
+        front = names.start or added_in_front(json.loads(inner.to_str()))
+        start = _named(special, source, "data.start_token", front) if names.start else special.get(front or "", eod)
+        return cls(inner, eod, start, 1 + max(inner.get_vocab(with_added_tokens=True).values()), tuple(notes))
 
     @classmethod
-    def load(cls, file: Path) -> Tokenizer:
-        """A tokenizer.json, as `tokenizers` and Hugging Face models have it."""
-        if not file.is_file():
-            raise ConfigError(f"data.tokenizer: {file} does not exist; name a tokenizer.json, or leave the key out")
-        try:
-            inner = tokenizers.Tokenizer.from_file(str(file))
-        except Exception as error:  # the library raises nothing narrower
-            raise ConfigError(f"data.tokenizer: {file} is not a tokenizer.json ({error})") from error
-        return cls.wrap(inner, str(file))
+    def load(cls, path: Path, end_token: str | None = None, start_token: str | None = None) -> Tokenizer:
+        """A tokenizer.json, as `tokenizers` and Hugging Face models have it, or the folder of one.
+
+        Args:
+          end_token, start_token: as in DataConfig.
+
+        Raises:
+          ConfigError: it is not there, is something else, or has no token that ends a document.
+        """
+        inner, names = read_tokenizer(path)
+        return cls.wrap(inner, str(path), Names(end_token or names.end, start_token or names.start))
 
     @classmethod
     def train(cls, texts: Sequence[str], vocab: int) -> Tokenizer:
@@ -98,8 +100,10 @@ class Tokenizer:
         inner.train_from_iterator(texts, trainer)
         return cls.wrap(inner, "the trained tokenizer")
 
-    def save(self, file: Path) -> None:
-        self.inner.save(str(file))
+    def save(self, folder: Path) -> None:
+        """Writes what `load` reads from `folder`, which exists."""
+        names = Names(self.inner.id_to_token(self.eod), self.inner.id_to_token(self.start))
+        write_tokenizer(self.inner, names, folder)
 
     def check_fits(self, vocab: int) -> None:
         """Raises ConfigError when the model has no row for some of the ids."""
@@ -108,33 +112,39 @@ class Tokenizer:
                 f"data.tokenizer has {self.size} entries and model.vocab={vocab}; use model.vocab={self.size}"
             )
 
+    @property
+    def unknown(self) -> int | None:
+        """The id that stands for what the tokenizer has no token for, if it has one."""
+        return self._encoder.unknown
+
     def encode(self, text: str) -> np.ndarray:
-        """int32 [tokens], without an end-of-document token."""
+        """int32 [tokens], without those at the ends of a document."""
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """int32 [tokens] for each text, without end-of-document tokens; runs on all cores."""
-        cut = [self._cut(text) for text in texts]
-        ids = self._encode_pieces(itertools.chain.from_iterable(cut))
-        return [np.concatenate([next(ids) for _ in pieces]) for pieces in cut]
+        """As `encode`, for each text; runs on all cores. Text never becomes a special token.
 
-    def _cut(self, text: str) -> list[str]:
-        found = list(pieces(text, _PIECE)) if self._may_be_cut else [text]
-        if (longest := max(map(len, found))) > _MOST_WHOLE:
-            raise ConfigError(
-                f"data.tokenizer takes {longest:,} characters of a document at once, and {_MOST_WHOLE:,} is the most "
-                "that memory is given for; split the document, or leave data.tokenizer out"
-            )
-        return found
+        Raises:
+          ConfigError: the tokenizer has no token for some of the text.
+        """
+        return self._encoder.encode_batch(texts)
+
+    def encode_documents(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """int32 [tokens] for each text, as it is trained on: behind `start`, unless that is `eod`, and before `eod`."""
+        begin, end = self._begin(self.start != self.eod), np.array([self.eod], np.int32)
+        return [np.concatenate([begin, ids, end]) for ids in self.encode_batch(texts)]
+
+    def encode_prompt(self, text: str) -> np.ndarray:
+        """int32 [tokens, 1 at least]: what generation goes on from, as documents begin in training."""
+        begin = self._begin(not text or self.start != self.eod)
+        return np.concatenate([begin, self.encode(text)])
+
+    def _begin(self, begins: bool) -> np.ndarray:
+        return np.array([self.start] * begins, np.int32)
 
     @cached_property
-    def _may_be_cut(self) -> bool:
-        return may_be_cut(json.loads(self.inner.to_str()))
-
-    def _encode_pieces(self, pieces: Iterable[str]) -> Iterator[np.ndarray]:
-        for group in groups(pieces, _GROUP):
-            for encoding in self.inner.encode_batch_fast(group, add_special_tokens=False):
-                yield np.array(encoding.ids, np.int32)
+    def _encoder(self) -> Encoder:
+        return Encoder(json.loads(self.inner.to_str()), self.eod)
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text of `ids`; special tokens leave nothing, a character cut in half leaves U+FFFD."""
@@ -169,18 +179,27 @@ def require_vocab(vocab: int) -> None:
         )
 
 
-def groups(texts: Iterable[str], size: int) -> Iterator[list[str]]:
-    """The texts in lists of `size` characters, or as many as the last text takes them over it."""
-    group: list[str] = []
-    num_characters = 0
-    for text in texts:
-        group.append(text)
-        num_characters += len(text)
-        if num_characters >= size:
-            yield group
-            group, num_characters = [], 0
-    if group:
-        yield group
+def _end(special: dict[str, int], source: str, name: str | None) -> int:
+    if name is not None:
+        return _named(special, source, "data.end_token", name)
+    found = next((special[name] for name in END_OF_DOCUMENT if name in special), None)
+    if found is None:
+        raise ConfigError(
+            f"data.tokenizer: {source} has no end-of-document token of a known name; name one of its special tokens as "
+            f"data.end_token ({_some(special)}), or leave data.tokenizer out"
+        )
+    return found
+
+
+def _named(special: dict[str, int], source: str, key: str, name: str | None) -> int:
+    if name not in special:
+        raise ConfigError(f"{key}: {source} has no special token {name!r}; it has {_some(special)}")
+    return special[name]
+
+
+def _some(special: dict[str, int]) -> str:
+    names = [*special][:8]
+    return ", ".join(map(repr, names)) + ", ..." * (len(special) > len(names)) if names else "none at all"
 
 
 def _decoder_types(decoder: dict[str, Any] | None) -> Iterator[str]:

@@ -22,8 +22,8 @@ def in_memory(documents: Sequence[Sequence[int]]) -> IndexedDataset:
     return IndexedDataset(tokens, lengths, offsets, np.arange(len(documents) + 1))
 
 
-def packed(documents: Sequence[Sequence[int]], sequence: int) -> PackedSequences:
-    return PackedSequences(in_memory(documents), range(len(documents)), sequence)
+def packed(documents: Sequence[Sequence[int]], sequence: int, start: int | None = None) -> PackedSequences:
+    return PackedSequences(in_memory(documents), range(len(documents)), sequence, start)
 
 
 def test_windows_by_hand():
@@ -42,6 +42,25 @@ def test_windows_by_hand():
         "segments": [1, 2, 2, 0, 0],
         "positions": [0, 0, 1, 0, 0],
         "weights": [0, 1, 1, 0, 0],
+    }
+
+
+def test_windows_by_hand_where_documents_begin_after_the_token_that_ends_them():
+    windows = packed([[1, 2, 3, 0], [4, 0], [5, 6, 0]], sequence=5, start=0)
+    assert (len(windows), windows.num_targets) == (2, 9)
+    assert {name: array.tolist() for name, array in windows[0].items()} == {
+        "tokens": [0, 1, 2, 3, 0],
+        "targets": [1, 2, 3, 0, 4],
+        "segments": [1, 1, 1, 1, 2],
+        "positions": [0, 1, 2, 3, 0],
+        "weights": [1, 1, 1, 1, 1],
+    }
+    assert {name: array.tolist() for name, array in windows[1].items()} == {
+        "tokens": [4, 0, 5, 6, 0],
+        "targets": [0, 5, 6, 0, 0],
+        "segments": [1, 2, 2, 2, 0],
+        "positions": [0, 0, 1, 2, 0],
+        "weights": [1, 1, 1, 1, 0],
     }
 
 
@@ -73,17 +92,42 @@ def test_every_token_that_has_a_forerunner_in_its_document_counts_once(lengths: 
     assert counted == [100 * d + i for d, length in enumerate(lengths) for i in range(1, length)]
 
 
-@given(lengths=documents_of_numbered_tokens, sequence=st.integers(1, 9), seed=st.integers(0, 99))
+@given(lengths=documents_of_numbered_tokens, sequence=st.integers(1, 20))
+def test_after_a_start_token_every_token_counts_once_and_sees_its_document_alone(lengths: list[int], sequence: int):
+    """Token value = 100 x document + place, and -1 ends each: what a target may see is read off the tokens."""
+    documents = [[*(100 * d + i for i in range(length)), -1] for d, length in enumerate(lengths)]
+    windows = packed(documents, sequence, start=-1)
+    counted = []
+    for item in (windows[k] for k in range(len(windows))):
+        inside = item["segments"] > 0
+        np.testing.assert_array_equal(item["weights"], inside)
+        begins = np.append(True, np.diff(item["segments"][inside]) != 0)
+        np.testing.assert_array_equal(begins[1:], item["tokens"][inside][1:] == -1)
+        place = np.arange(inside.sum())
+        np.testing.assert_array_equal(item["positions"][inside], place - np.maximum.accumulate(place * begins))
+        assert not any(array[~inside].any() for array in item.values())
+        np.testing.assert_array_equal(item["tokens"][inside][1:], item["targets"][inside][:-1])
+        counted += item["targets"][inside].tolist()
+    assert counted == [token for document in documents for token in document]
+    assert windows.num_targets == len(counted)
+
+
+@given(
+    lengths=documents_of_numbered_tokens,
+    sequence=st.integers(1, 9),
+    seed=st.integers(0, 99),
+    start=st.sampled_from([None, 7]),
+)
 def test_windows_are_the_same_several_at_once_and_wherever_documents_stand(
-    lengths: list[int], sequence: int, seed: int
+    lengths: list[int], sequence: int, seed: int, start: int | None
 ):
     documents = [[100 * d + i for i in range(length)] for d, length in enumerate(lengths)]
-    windows = packed(documents, sequence)
+    windows = packed(documents, sequence, start)
     random = np.random.default_rng(seed)
     order = random.permutation(len(documents))
     indexed, place = in_memory([documents[d] for d in order]), np.argsort(order)
     moved = IndexedDataset(indexed.tokens, indexed.lengths[place], indexed.offsets[place], indexed.documents)
-    elsewhere = PackedSequences(moved, range(len(documents)), sequence)
+    elsewhere = PackedSequences(moved, range(len(documents)), sequence, start)
     chosen = random.integers(PADDING, len(windows), size=5)
     for several in (windows.windows(chosen), elsewhere.windows(chosen)):
         assert {name: array.dtype for name, array in several.items()} == FIELDS
@@ -103,8 +147,10 @@ def test_a_range_of_documents_never_shows_another():
 def test_too_little_text_is_refused():
     with pytest.raises(ConfigError, match=r"documents 0 to 1 of 1 hold 1 tokens, and 2 make the shortest sample"):
         packed([[1]], sequence=4)
-    with pytest.raises(ConfigError, match="hold 0 tokens"):
-        PackedSequences(in_memory([[1, 2]]), range(1, 1), sequence=4)
+    for start in (None, 0):
+        with pytest.raises(ConfigError, match="hold 0 tokens"):
+            PackedSequences(in_memory([[1, 2]]), range(1, 1), 4, start)
+    assert len(packed([[1]], sequence=4, start=0)) == 1
 
 
 def test_windows_outside_are_an_index_error():

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, trainers
 
-from trainer.data import tokenizer as module
+from trainer.data import encoder as module
 from trainer.data.pieces import _REGEXES, may_be_cut, pieces
 from trainer.data.tokenizer import Tokenizer
 

@@ -14,11 +14,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import processors
 
 from trainer.data.cache import cached_folder
 from trainer.data.config import DataConfig
 from trainer.data.indexed import IndexedWriter, token_dtype
 from trainer.data.prepare import Corpus, prepare
+from trainer.data.tokenizer import Tokenizer
 from trainer.errors import ConfigError
 
 TEXTS = [f"document {i}: " + " ".join(f"w{(i * j) % 17}" for j in range(40)) + "\n" for i in range(20)]
@@ -65,12 +67,29 @@ def test_some_are_held_out_and_some_are_left(folder: Path, holdout: float, expec
     assert len(make(folder, holdout=holdout).heldout_documents) == expected
 
 
-def test_one_document_alone_is_trained_on(tmp_path: Path):
+def test_of_one_document_alone_the_last_tokens_are_held_out(tmp_path: Path):
+    """Everyone's first try is a single file."""
+    text = "".join(f"line {i} of it\n" for i in range(100)) + "zzzzzzzzzz" * 14
+    (tmp_path / "one.txt").write_text(text)
+    lines: list[str] = []
+    corpus = make(tmp_path / "one.txt", vocab=1000, lines=lines)
+    train, held_out = (corpus.indexed.document(d).tolist() for d in range(2))
+    assert train + held_out == [*corpus.tokenizer.encode(text), corpus.eod]
+    assert len(held_out) == round(0.1 * len(train + held_out))
+    assert text.endswith(corpus.heldout_text().decode())
+    assert f"data: there is one document, so the last {len(held_out)} of its tokens are held out" in lines
+    assert not any("zz" in token for token in corpus.tokenizer.inner.get_vocab())  # nor has the tokenizer seen them
+    assert corpus.everything(8).num_tokens == len(train + held_out)
+
+
+def test_one_document_alone_is_trained_on_whole_where_nothing_is_to_be_held_out(tmp_path: Path):
     (tmp_path / "one.txt").write_text("one two three")
-    corpus = make(tmp_path / "one.txt")
+    corpus = make(tmp_path / "one.txt", holdout=0)
     assert (corpus.num_train_documents, len(corpus.heldout_documents)) == (1, 0)
     with pytest.raises(ConfigError, match=r"no text is held out; raise data\.holdout"):
         corpus.xz_bits_per_byte()
+    with pytest.raises(ConfigError, match=r"no text is held out to evaluate on; use data\.holdout above 0"):
+        corpus.held_out(8)
 
 
 def test_the_order_of_documents_is_their_contents_not_their_names(folder: Path, tmp_path: Path):
@@ -113,17 +132,21 @@ def test_what_changes_the_tokens_is_made_anew(folder: Path, settings: dict):
     assert any("tokenised" in line for line in lines)
 
 
-def test_the_hash_is_that_of_the_files(folder: Path):
+def test_the_hash_is_that_of_the_files_and_of_what_documents_begin_after(folder: Path, tmp_path: Path):
     corpus = make(folder)
     prefix = next((folder.parent / "cache").glob("*/tokens.bin")).with_suffix("")
     data = Path(f"{prefix}.idx").read_bytes() + Path(f"{prefix}.bin").read_bytes()
-    assert corpus.hash == hashlib.sha256(data).hexdigest()
+    files = hashlib.sha256(data).hexdigest()
+    assert corpus.hash == hashlib.sha256(f"{files} after 0".encode()).hexdigest()
+    pair = write_pair(tmp_path / "pair", [5, 6], [7, 8])
+    data = Path(f"{pair}.idx").read_bytes() + Path(f"{pair}.bin").read_bytes()
+    assert make(pair).hash == hashlib.sha256(data).hexdigest()
 
 
 def test_a_tokenizer_of_the_users_own(folder: Path):
     trained = make(folder, vocab=280).tokenizer
     file = folder.parent / "tokenizer.json"
-    trained.save(file)
+    trained.inner.save(str(file))
     corpus = make(folder, vocab=512, tokenizer=str(file))
     assert corpus.tokenizer.size == trained.size == 280
     assert corpus.bytes_per_token.shape == (512,)
@@ -134,7 +157,7 @@ def test_a_tokenizer_of_the_users_own(folder: Path):
 def test_too_little_text_for_the_vocabulary_is_said(tmp_path: Path):
     (tmp_path / "one.txt").write_text("ab")
     lines: list[str] = []
-    make(tmp_path / "one.txt", lines=lines)
+    make(tmp_path / "one.txt", lines=lines, holdout=0)
     assert any("no more pairs to merge; 42 ids stay unused" in line for line in lines)
 
 
@@ -162,6 +185,79 @@ def test_a_megatron_pair_trains_as_it_is(tmp_path: Path):
     assert corpus.heldout_documents == range(2, 3)
     with pytest.raises(ConfigError, match=r"give data\.tokenizer"):
         corpus.heldout_text()
+
+
+def tokenizer_with_a_start(folder: Path) -> Path:
+    """A folder with a tokenizer that puts <s> before a text, as Llama's does."""
+    inner = Tokenizer.train(TEXTS, 290).inner
+    inner.add_special_tokens(["<s>"])
+    inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 290)])
+    folder.mkdir()
+    inner.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def test_documents_begin_with_the_tokenizers_own_token_once(folder: Path):
+    """And what it puts around a text by itself is not there a second time."""
+    tokenizer = tokenizer_with_a_start(folder.parent / "own")
+    corpus = make(folder, tokenizer=str(tokenizer))
+    assert documents(corpus) == documents(make(folder))
+    for d in range(20):
+        ids = corpus.indexed.document(d).tolist()
+        assert (ids[0], ids[-1], ids.count(290), ids.count(0)) == (290, 0, 1, 1)
+    assert corpus.start is None
+    assert corpus.tokenizer.encode_prompt("document 1").tolist()[0] == 290
+    assert corpus.tokenizer.encode_prompt("").tolist() == [290]
+    assert corpus.train(64).num_targets == corpus.train(64).num_tokens - 18
+
+
+def test_without_one_they_begin_after_the_token_that_ends_them_as_with_gpt2(folder: Path):
+    corpus = make(folder)
+    assert corpus.start == corpus.eod == 0
+    window = corpus.train(64)[0]
+    assert (window["tokens"][0], window["targets"][0]) == (0, corpus.indexed.document(0)[0])
+    assert corpus.train(64).num_targets == corpus.train(64).num_tokens
+    assert corpus.tokenizer.encode_prompt("").tolist() == [0]
+    assert 0 not in corpus.tokenizer.encode_prompt("document 1")
+
+
+def test_the_ends_of_documents_may_be_named(folder: Path):
+    inner = Tokenizer.train(TEXTS, 290).inner
+    inner.add_special_tokens(["<begin>", "<end>"])
+    inner.save(str(folder.parent / "tokenizer.json"))
+    settings = {"tokenizer": str(folder.parent / "tokenizer.json"), "end_token": "<end>", "start_token": "<begin>"}
+    corpus = make(folder, **settings)
+    assert {tuple(corpus.indexed.document(d)[[0, -1]].tolist()) for d in range(20)} == {(290, 291)}
+    again = Tokenizer.load(next(file.parent for file in (folder.parent / "cache").glob("*/tokens.bin")))
+    assert (again.start, again.eod) == (290, 291)
+    assert make(folder, **{**settings, "start_token": "<end>"}).start == 291
+    with pytest.raises(ConfigError, match=r"data\.end_token: .* has no special token '<fin>'; it has '<\|end"):
+        make(folder, **{**settings, "end_token": "<fin>"})
+    with pytest.raises(ConfigError, match=r"data\.start_token=<begin> is a token of data\.tokenizer; give that too"):
+        make(folder, start_token="<begin>")
+
+
+@pytest.mark.parametrize(
+    ("docs", "start", "prompt"),
+    [
+        ([[5, 0], [6, 7, 0], [8, 0]], 0, [0]),  # as Megatron writes them: they begin after the end
+        ([[290, 5, 0], [290, 6, 7, 0], [290, 8, 0]], None, [290]),  # they bring their own
+        ([[290, 5, 0], [6, 7, 0], [8, 0]], 0, [0]),  # not all of them do
+        ([[5, 0], [6, 7], [8, 0]], None, [290]),
+    ],
+)
+def test_a_pairs_own_tokens_say_how_its_documents_begin(folder: Path, docs: list, start: int | None, prompt: list):
+    tokenizer = tokenizer_with_a_start(folder.parent / "own")
+    lines: list[str] = []
+    corpus = make(write_pair(folder.parent / "pair", *docs), tokenizer=str(tokenizer), lines=lines)
+    assert (corpus.start, corpus.tokenizer.encode_prompt("").tolist()) == (start, prompt)
+    assert any("do not end with '<|endoftext|>', so how one begins" in line for line in lines) == (docs[1][-1] != 0)
+
+
+def test_a_pair_without_a_tokenizer_ends_documents_with_the_token_that_ends_them_all(tmp_path: Path):
+    assert make(write_pair(tmp_path / "all", [5, 9], [6, 9])).start == 9
+    assert make(write_pair(tmp_path / "not", [5, 9], [6, 8])).start is None
+    assert make(write_pair(tmp_path / "one", [5, 9])).start is None
 
 
 def test_a_pair_with_a_tokenizer_has_text(folder: Path):
