@@ -194,8 +194,14 @@ def _build(
     tokenizer = given or _train_tokenizer(files, config, vocab, say)
     tokenizer.save(folder)
     start = time.perf_counter()
-    write_tokens(folder / "tokens", files, config.text_key, tokenizer, vocab)
+    unknown = write_tokens(folder / "tokens", files, config.text_key, tokenizer, vocab)
     say(f"data: {len(files):,} files tokenised in {time.perf_counter() - start:.1f} s")
+    if unknown.tokens:
+        say(
+            f"WARNING: data: {unknown.tokens:,} of {unknown.of:,} tokens ({unknown.tokens / unknown.of:.2%}) are the "
+            f"unknown one: data.tokenizer has no token for some of the text, first in the one that begins "
+            f"{unknown.first[:40]!r}"
+        )
     survey(folder / "tokens").save(folder / "facts.json")
 
 

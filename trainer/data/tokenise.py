@@ -55,8 +55,24 @@ def train_tokenizer(documents: Iterable[str], vocab: int, holdout: float) -> Tok
     return Tokenizer.train(texts[: count_train(num_documents, holdout)], vocab)
 
 
-def write_tokens(prefix: Path, files: Sequence[Path], text_key: str, tokenizer: Tokenizer, vocab: int) -> None:
+@dataclass
+class Unknown:
+    """How much of a text a tokenizer has no token for, but an unknown one."""
+
+    tokens: int = 0
+    of: int = 0
+    first: str = ""
+    """The text in which one is first."""
+
+    def look(self, text: str, ids: np.ndarray, unknown: int | None) -> None:
+        found = 0 if unknown is None else int((ids == unknown).sum())
+        self.first = text if found and not self.tokens else self.first
+        self.tokens, self.of = self.tokens + found, self.of + len(ids)
+
+
+def write_tokens(prefix: Path, files: Sequence[Path], text_key: str, tokenizer: Tokenizer, vocab: int) -> Unknown:
     """Writes the pair `prefix`: every document with its end-of-document token, in order of their hashes."""
+    unknown = Unknown()
     arrived = prefix.with_name("arrived")
     dtype = token_dtype(vocab)
     ranks: list[int] = []
@@ -65,8 +81,9 @@ def write_tokens(prefix: Path, files: Sequence[Path], text_key: str, tokenizer: 
         IndexedWriter(arrived, dtype) as writer,
     ):
         for texts in groups(read_documents(files, text_key), _BATCH):
-            for ids in tokenizer.encode_documents(texts):
+            for text, ids in zip(texts, tokenizer.encode_documents(texts), strict=True):
                 writer.add(ids)
+                unknown.look(text, ids, tokenizer.unknown)
             ranks += map(_rank, texts)
             advance(sum(len(text.encode()) for text in texts))
     unordered = IndexedDataset.open(arrived)
@@ -75,6 +92,7 @@ def write_tokens(prefix: Path, files: Sequence[Path], text_key: str, tokenizer: 
             writer.add(unordered.document(int(document)))
     bin_file(arrived).unlink()
     idx_file(arrived).unlink()
+    return unknown
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenizers import processors
+import tokenizers
+from tokenizers import models, pre_tokenizers, processors
 
 from trainer.data.cache import cached_folder
 from trainer.data.config import DataConfig
@@ -235,6 +236,23 @@ def test_the_ends_of_documents_may_be_named(folder: Path):
         make(folder, **{**settings, "end_token": "<fin>"})
     with pytest.raises(ConfigError, match=r"data\.start_token=<begin> is a token of data\.tokenizer; give that too"):
         make(folder, start_token="<begin>")
+
+
+def test_what_is_unknown_to_the_tokenizer_is_counted(folder: Path):
+    words = {
+        word: id for id, word in enumerate(["[UNK]", "</s>", *sorted({w for text in TEXTS for w in text.split()})])
+    }
+    del words["w3"]
+    inner = tokenizers.Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    inner.add_special_tokens(["</s>"])
+    inner.save(str(folder.parent / "tokenizer.json"))
+    lines: list[str] = []
+    make(folder, tokenizer=str(folder.parent / "tokenizer.json"), lines=lines)
+    count, tokens = (sum(text.split().count("w3") for text in TEXTS), sum(len(text.split()) + 1 for text in TEXTS))
+    (line,) = (line for line in lines if "WARNING" in line)
+    assert f"{count} of {tokens} tokens ({count / tokens:.2%}) are the unknown one" in line
+    assert "the one that begins 'document 1: w0 w1 w2 w3" in line
 
 
 @pytest.mark.parametrize(
