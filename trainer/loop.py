@@ -376,7 +376,7 @@ class Loop:
         try:
             return self._evaluate(display, sinks)
         except Exception:
-            if jax.process_count() == 1:
+            if process_count() == 1:
                 self._save({})
             raise
 

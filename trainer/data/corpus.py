@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import glob
 import gzip
-import json
 import os
 import sysconfig
 import zlib
@@ -18,12 +17,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from trainer.data.records import record_text, require_no_records
 from trainer.errors import ConfigError
 
 STDLIB = "stdlib"
 _NOT_STDLIB = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
-
-
+_UNREAD = {
+    **dict.fromkeys((".zst", ".xz", ".bz2", ".zip", ".tar", ".tgz", ".7z"), "unpack it, or compress it with gzip"),
+    **dict.fromkeys((".parquet", ".arrow", ".feather"), "write its texts into a .jsonl file, one record a line"),
+}
+"""Endings of well-known files that hold text in another way, and what to do with them."""
 MOST_BYTES = 1 << 31
 """Of one document: a small file may unpack to more than any memory holds."""
 
@@ -46,7 +49,7 @@ def find_files(path: str | list[str]) -> list[Path]:
 
 
 def is_jsonl(file: Path) -> bool:
-    return file.name.removesuffix(".gz").endswith(".jsonl")
+    return _kind(file) in (".jsonl", ".ndjson")
 
 
 def read_documents(files: Sequence[Path], text_key: str) -> Iterator[str]:
@@ -57,7 +60,7 @@ def read_documents(files: Sequence[Path], text_key: str) -> Iterator[str]:
     """
     empty = True
     for file in files:
-        for text in _read_records(file, text_key) if is_jsonl(file) else _read_text(file):
+        for text in _read_records(file, text_key) if is_jsonl(file) else _read_text(file, text_key):
             if text:
                 empty = False
                 yield text
@@ -115,19 +118,31 @@ def _walk(root: str, skip: frozenset[str] = frozenset()) -> Iterator[str]:
         yield from (os.path.join(folder, name) for name in files if not name.startswith("."))
 
 
-def _read_text(file: Path) -> Iterator[str]:
+def _read_text(file: Path, text_key: str) -> Iterator[str]:
+    if (kind := _kind(file)) in _UNREAD:
+        raise ConfigError(f"data.path: {file} is not read ({_UNREAD[kind]}), or leave it out of data.path")
     with _reading(file), _open(file) as stream:
         data = _bounded(file, stream.read(MOST_BYTES + 1))
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise ConfigError(f"data.path: {file} is UTF-16; convert it to UTF-8, or leave it out of data.path")
     nul = data.find(b"\0")
     if nul >= 0:
         raise ConfigError(f"data.path: {file} is binary (a NUL at byte {nul}); leave it out of data.path")
     try:
-        yield data.decode("utf-8")
+        text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"data.path: {file} is not UTF-8 (byte {error.start} is 0x{data[error.start]:02x}); convert it, "
             "or leave it out of data.path"
         ) from error
+    if kind == ".json":
+        require_no_records(str(file), text, text_key)
+    yield text
+
+
+def _kind(file: Path) -> str:
+    """The ending of its name, without that of gzip."""
+    return Path(file.name.removesuffix(".gz")).suffix
 
 
 def _read_records(file: Path, text_key: str) -> Iterator[str]:
@@ -135,49 +150,13 @@ def _read_records(file: Path, text_key: str) -> Iterator[str]:
         lines = iter(lambda: stream.readline(MOST_BYTES + 1), b"")
         for number, line in enumerate(lines, 1):
             if _bounded(file, line).strip():
-                yield _record_text(f"{file}:{number}", line, text_key)
+                yield record_text(f"{file}:{number}", line, text_key)
 
 
 def _bounded(file: Path, document: bytes) -> bytes:
     if len(document) > MOST_BYTES:
         raise ConfigError(f"data.path: a document of {file} is longer than {MOST_BYTES:,} bytes; split it")
     return document
-
-
-def _record_text(source: str, line: bytes, text_key: str) -> str:
-    try:
-        record = json.loads(line.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"data.path: {source} is not JSON ({error}); mend or remove the line") from error
-    if not isinstance(record, dict):
-        raise ConfigError(f"data.path: {source} is a {type(record).__name__}; each line must be an object with text")
-    if text_key not in record:
-        raise ConfigError(
-            f"data.path: {source} has no field {text_key!r}, only {sorted(record)}; {_nearest_key(text_key, record)}"
-        )
-    text = record[text_key]
-    if not isinstance(text, str):
-        raise ConfigError(
-            f"data.path: {source} has a {type(text).__name__} in {text_key!r}; set data.text_key to a field of text"
-        )
-    return _encodable(source, text)
-
-
-def _encodable(source: str, text: str) -> str:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise ConfigError(
-            f"data.path: {source} has a lone surrogate (\\u{ord(text[error.start]):04x}) at character "
-            f"{error.start}, which UTF-8 cannot hold; mend or remove the line"
-        ) from error
-    return text
-
-
-def _nearest_key(text_key: str, record: dict[str, Any]) -> str:
-    texts = [key for key, value in record.items() if isinstance(value, str)]
-    near = difflib.get_close_matches(text_key, texts, n=1, cutoff=0.0)
-    return f"set data.text_key={near[0]}" if near else "none of them holds text, so leave the file out"
 
 
 def _nearest_in_folder(path: Path) -> str:

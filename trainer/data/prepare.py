@@ -23,7 +23,7 @@ from trainer.data.config import DataConfig
 from trainer.data.corpus import STDLIB, find_files, is_jsonl, read_documents
 from trainer.data.indexed import IndexedDataset, bin_file, find_pair, idx_file
 from trainer.data.packing import PackedSequences, TokenStream
-from trainer.data.tokenise import Facts, count_train, survey, train_tokenizer, write_tokens
+from trainer.data.tokenise import Facts, count_train, progress, sample, survey, write_tokens
 from trainer.data.tokenizer import Tokenizer, require_vocab
 from trainer.errors import ConfigError
 
@@ -207,7 +207,10 @@ def _build(
 
 def _train_tokenizer(files: Sequence[Path], config: DataConfig, vocab: int, say: Say) -> Tokenizer:
     start = time.perf_counter()
-    tokenizer = train_tokenizer(read_documents(files, config.text_key), vocab, config.holdout)
+    texts = sample(read_documents(files, config.text_key), config.holdout)
+    say(f"data: training a byte-level BPE of {vocab:,} entries on {sum(map(len, texts)):,} characters")
+    with progress("training the tokenizer", None):
+        tokenizer = Tokenizer.train(texts, vocab)
     say(f"data: byte-level BPE of {tokenizer.size:,} entries trained in {time.perf_counter() - start:.1f} s")
     if tokenizer.size < vocab:
         say(f"data: the text has no more pairs to merge; {vocab - tokenizer.size:,} ids stay unused")

@@ -38,8 +38,8 @@ def count_train(num_documents: int, holdout: float) -> int:
     return num_documents - min(max(round(num_documents * holdout), 1), num_documents - 1)
 
 
-def train_tokenizer(documents: Iterable[str], vocab: int, holdout: float) -> Tokenizer:
-    """A byte-level BPE of documents that will be trained on: the first in order, _SAMPLE characters."""
+def sample(documents: Iterable[str], holdout: float) -> list[str]:
+    """What a tokenizer is trained on: of documents that will be trained on the first in order, _SAMPLE characters."""
     chosen: list[tuple[int, str]] = []  # a heap, the last in order on top
     size = num_documents = length = 0
     for document in documents:
@@ -51,8 +51,8 @@ def train_tokenizer(documents: Iterable[str], vocab: int, holdout: float) -> Tok
             size -= len(heapq.heappop(chosen)[1])
     texts = [text for _, text in sorted(chosen, reverse=True)]
     if num_documents == 1:  # its last part is held out
-        texts = [texts[0][: count_train(length, holdout)]]
-    return Tokenizer.train(texts[: count_train(num_documents, holdout)], vocab)
+        return [texts[0][: count_train(length, holdout)]]
+    return texts[: count_train(num_documents, holdout)]
 
 
 @dataclass
@@ -77,7 +77,7 @@ def write_tokens(prefix: Path, files: Sequence[Path], text_key: str, tokenizer: 
     dtype = token_dtype(vocab)
     ranks: list[int] = []
     with (
-        _progress("tokenising", sum(file.stat().st_size for file in files)) as advance,
+        progress("tokenising", sum(file.stat().st_size for file in files)) as advance,
         IndexedWriter(arrived, dtype) as writer,
     ):
         for texts in groups(read_documents(files, text_key), _BATCH):
@@ -128,7 +128,7 @@ def survey(prefix: Path) -> Facts:
     tokens = indexed.tokens
     digest = hashlib.sha256(idx_file(prefix).read_bytes())
     smallest = largest = int(tokens[0])
-    with _progress("checking tokens", len(tokens)) as advance:
+    with progress("checking tokens", len(tokens)) as advance:
         for begin in range(0, len(tokens), _BATCH):
             chunk = np.ascontiguousarray(tokens[begin : begin + _BATCH])
             digest.update(chunk.data)
@@ -152,9 +152,9 @@ def _rank(text: str) -> int:
 
 
 @contextmanager
-def _progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal, nothing in a pipe."""
+def progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """A bar on a terminal, nothing in a pipe. `total` is None where nobody knows how much is left."""
     console = make_console(error=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(what, total=total)
-        yield lambda amount: progress.advance(task, amount)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda amount: bar.advance(task, amount)

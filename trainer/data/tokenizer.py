@@ -6,6 +6,7 @@ table that turns nats per token into bits per byte.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +34,9 @@ END_OF_DOCUMENT = (
 """Names of the end-of-document token; the first that a tokenizer has as a special token is taken."""
 SMALLEST_VOCAB = 257
 """A byte-level BPE needs the 256 bytes and the end-of-document token."""
+_LONGEST_WORD = 256
+"""Characters of a word that a tokenizer is trained on at once: the library takes time with their square."""
+_LONG_WORD = re.compile("|".join(f"{kind}{{{_LONGEST_WORD}}}" for kind in (r"[^\W\d_]", r"\d", r"[^\w\s]", r"\s")))
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
@@ -85,7 +89,8 @@ class Tokenizer:
     def train(cls, texts: Sequence[str], vocab: int) -> Tokenizer:
         """A byte-level BPE of `vocab` entries, fewer when the texts do not have that many pairs to merge.
 
-        Deterministic in the order and content of `texts`. Id 0 is <|endoftext|>.
+        Deterministic in the order and content of `texts`. Id 0 is <|endoftext|>. Longer words than _LONGEST_WORD are
+        several.
         """
         require_vocab(vocab)
         inner = tokenizers.Tokenizer(models.BPE())
@@ -97,7 +102,7 @@ class Tokenizer:
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         )
-        inner.train_from_iterator(texts, trainer)
+        inner.train_from_iterator(itertools.chain.from_iterable(map(_bounded_words, texts)), trainer)
         return cls.wrap(inner, "the trained tokenizer")
 
     def save(self, folder: Path) -> None:
@@ -200,6 +205,15 @@ def _named(special: dict[str, int], source: str, key: str, name: str | None) -> 
 def _some(special: dict[str, int]) -> str:
     names = [*special][:8]
     return ", ".join(map(repr, names)) + ", ..." * (len(special) > len(names)) if names else "none at all"
+
+
+def _bounded_words(text: str) -> Iterator[str]:
+    """`text` in parts, cut inside of words that are too long to be trained on."""
+    start = 0
+    for match in _LONG_WORD.finditer(text):
+        yield text[start : match.end()]
+        start = match.end()
+    yield text[start:]
 
 
 def _decoder_types(decoder: dict[str, Any] | None) -> Iterator[str]:

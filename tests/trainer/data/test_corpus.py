@@ -65,6 +65,17 @@ def test_jsonl_holds_a_document_a_line_and_empty_ones_are_left_out(tmp_path: Pat
     ]
 
 
+def test_json_that_is_a_document_is_one(tmp_path: Path):
+    documents = ['{\n  "name": "a",\n  "text": 1\n}\n', '[{"name": "a"}]', "[1, 2]", "{", '{"name": "a"}', ""]
+    for number, document in enumerate(documents):
+        write(tmp_path / f"{number}.json", document)
+    assert texts(str(tmp_path)) == documents[:-1]
+
+
+def test_jsonl_has_other_names_and_may_begin_with_a_mark(tmp_path: Path):
+    assert texts(write(tmp_path / "a.ndjson", '\ufeff{"text": "a"}\n{"text": "b"}\n')) == ["a", "b"]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -79,8 +90,33 @@ def test_jsonl_holds_a_document_a_line_and_empty_ones_are_left_out(tmp_path: Pat
             b'{"id": 1, "texts": "a", "url": "u"}',
             r"only \['id', 'texts', 'url'\]; set data\.text_key=texts",
         ),
-        ("numbers.jsonl", b'{"id": 1}', r"numbers\.jsonl:1 has no field 'text'.*none of them holds text"),
-        ("type.jsonl", b'{"text": ["a"]}', r"type\.jsonl:1 has a list in 'text'; set data\.text_key"),
+        ("numbers.jsonl", b'{"id": 1}', r"numbers\.jsonl:1 has no field 'text'.*no field holds text"),
+        (
+            "type.jsonl",
+            b'{"text": ["a"], "body": "b"}',
+            r"1 has a list in 'text' where .* data\.text_key=body",
+        ),
+        ("int.jsonl", b'{"text": 1}', r"int\.jsonl:1 has a number in 'text' where a text should be; .* leave the line"),
+        ("bool.jsonl", b'{"text": true}', r"has true or false in 'text'"),
+        ("null.jsonl", b'{"text": null}', r"has null in 'text'"),
+        (
+            "chat.jsonl",
+            b'{"messages": [{"role": "user"}]}',
+            r"chat\.jsonl:1 is a conversation \(messages\), not a",
+        ),
+        ("sharegpt.jsonl", b'{"id": "1", "conversations": []}', r"is a conversation \(conversations\)"),
+        ("sft.jsonl", b'{"prompt": "a", "completion": "b"}', r"is a question and its answer \(prompt, completion\)"),
+        ("alpaca.jsonl", b'{"instruction": "a", "input": "", "output": "b"}', r"answer \(instruction, output\)"),
+        ("dpo.jsonl", b'{"prompt": "a", "chosen": "b", "rejected": "c"}', r"is a choice between answers"),
+        ("lines.json", b'{"text": "a"}\n{"text": "b"}\n', r"lines\.json holds JSON lines.* call it \.jsonl"),
+        ("other.json", b'{"body": "a"}\r\n\r\n{"body": "b"}', r"holds JSON lines.* texts in 'text'"),
+        ("line.json", b'\xef\xbb\xbf{"text": "a"}', r"holds JSON lines"),
+        ("lines.json.gz", gzip.compress(b'{"text": "a"}\n{"text": "b"}'), r"holds JSON lines"),
+        ("array.json", b'[\n  {"text": "a"},\n  {"text": "b"}\n]', r"is a JSON array of records.* one record a line"),
+        ("alpaca.json", b'[{"instruction": "a", "output": "b"}]', r"is a JSON array of records"),
+        ("text.parquet", b"PAR1", r"text\.parquet is not read \(write its texts into a \.jsonl file"),
+        ("text.jsonl.zst", b"\x28\xb5", r"text\.jsonl\.zst is not read \(unpack it, or compress it with gzip\)"),
+        ("utf16.txt", "text".encode("utf-16"), r"utf16\.txt is UTF-16; convert it to UTF-8"),
         (
             "surrogate.jsonl",
             b'{"text": "a\\ud800"}',

@@ -114,6 +114,13 @@ def test_the_second_time_nothing_is_made(folder: Path):
     assert not any("tokenised" in line for line in second)
 
 
+def test_what_takes_long_is_said_before_it_begins(folder: Path):
+    lines: list[str] = []
+    make(folder, lines=lines)
+    assert lines[0].startswith("data: training a byte-level BPE of 300 entries on 2,640 characters")
+    assert lines[1].startswith("data: byte-level BPE")
+
+
 def test_the_cache_follows_contents_not_names_or_dates(folder: Path):
     before = make(folder)
     (folder / "0.txt").rename(folder / "renamed.txt")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,8 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, normalizers
 
-from trainer.data import encoder as module
+from trainer.data import encoder
+from trainer.data import tokenizer as module
 from trainer.data.tokenizer import END_OF_DOCUMENT, Tokenizer
 from trainer.errors import ConfigError
 
@@ -25,6 +27,21 @@ def test_it_has_exactly_the_models_vocabulary_where_the_text_allows(trained: Tok
     assert trained.size == 300
     assert trained.eod == 0
     assert Tokenizer.train(["ab"], vocab=300).size == 258
+
+
+@pytest.mark.parametrize("text", ["a" * 200_000, "ACGTTGCAAC" * 20_000, "7" * 200_000, "-=" * 100_000, " \t" * 100_000])
+def test_training_on_a_word_without_end_takes_no_time(text: str):
+    """The library alone takes hours for a megabyte of them."""
+    started = time.process_time()
+    tokenizer = Tokenizer.train([text, "the cat and the dog"], vocab=300)
+    assert time.process_time() - started < 5
+    assert tokenizer.decode(tokenizer.encode(text[:5000])) == text[:5000]
+    assert len(tokenizer.encode(text)) < len(text) / 3
+
+
+def test_words_of_common_length_are_whole():
+    texts = [("abcdefghij" * 20 + " ") * 3 + "x" * 300]
+    assert [*module._bounded_words(texts[0])] == [texts[0][:-44], "x" * 44]
 
 
 def test_training_again_gives_the_same_tokenizer(trained: Tokenizer):
@@ -50,8 +67,8 @@ def test_a_text_that_must_be_encoded_at_once_and_is_too_long_is_refused(
     trained: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ):
     """A cut elsewhere would change its tokens, and the whole would take all memory."""
-    monkeypatch.setattr(module, "_PIECE", 16)
-    monkeypatch.setattr(module, "_MOST_WHOLE", 40)
+    monkeypatch.setattr(encoder, "_PIECE", 16)
+    monkeypatch.setattr(encoder, "_MOST_WHOLE", 40)
     trained.encode("a line " * 50)
     with pytest.raises(ConfigError, match=r"takes 51 characters of a document at once, and 40 is the most .* split"):
         trained.encode("a line " * 50 + "x" * 50)
