@@ -46,18 +46,6 @@ NEW: dict[str, Callable[[Trainer], object]] = {
 }
 """What is asked of a new run's trainer, by the name of the member; training goes on from there."""
 OLD = ("step", "tokenizer", "state", "evaluate", "generate", "train", "rollbacks")
-    "step",
-    "tokens",
-    "tokenizer",
-    "state",
-    "parameters",
-    "evaluate",
-    "generate",
-    "train",
-    "save",
-    "rollbacks",
-    "plan",
-)
 """What is asked of a trainer from a run's folder."""
 TOUCHES_NOTHING = {
     "folder",
