@@ -6,6 +6,7 @@ say themselves. jax reads the environment when it is imported, so nothing above 
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,3 +49,12 @@ def devices() -> None:
     import jax
 
     assert len(jax.devices()) == 8
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiles(request: pytest.FixtureRequest, devices: None) -> Iterator[None]:
+    """Programs are compiled quickly, but in files whose `pytestmark` is `optimised`."""
+    from tests.quick_compiles import quick_compiles  # imports jax
+
+    with contextlib.nullcontext() if request.node.get_closest_marker("optimised") else quick_compiles():
+        yield
