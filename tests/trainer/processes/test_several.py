@@ -122,6 +122,32 @@ def test_four_processes_train_as_one(
         assert four == pytest.approx(one, rel=1e-6)
 
 
+SCRIPT = """
+import sys
+from trainer import Config, Trainer
+for metrics in Trainer(Config.load(sys.argv[1], sys.argv[2:])).steps(2):
+    print(float(metrics.loss))
+"""
+
+
+def test_processes_of_a_script_join_when_something_is_asked(folder: Path, of_one: list[tuple[Any, ...]]) -> None:
+    """Without a command that joins them first."""
+    path, overrides = folder / "config.yaml", [f"run.dir={folder / 'script'}"]
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, str(path), *overrides],
+            cwd=ROOT,
+            env=os.environ | command.environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for command in local_start(Config.load(path), path, overrides, 2, 0)
+    ]
+    for process in started:
+        losses = [float(line) for line in process.communicate(timeout=600)[0].splitlines()]
+        assert losses == pytest.approx([loss for _, loss, _ in of_one[:2]], rel=1e-6)
+
+
 def test_one_process_goes_on_where_four_have_stopped(
     folder: Path, of_four: list[tuple[int, int, int, int]], of_one: list[tuple[Any, ...]]
 ) -> None:
