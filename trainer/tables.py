@@ -23,8 +23,10 @@ def wide_console() -> Console:
 
 
 def make_table(title: str | None, texts: Sequence[str], numbers: Sequence[str] = ()) -> Table:
-    """Columns of texts, then columns of numbers. Names and numbers are never wrapped; without headings, no header."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_header=any(texts))
+    """Columns of texts, then columns of numbers. Names and numbers are never wrapped. Without headings, no header."""
+    table = Table(
+        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_header=any([*texts, *numbers])
+    )
     for i, heading in enumerate(texts):
         table.add_column(heading, no_wrap=i == 0, overflow="fold")
     for heading in numbers:

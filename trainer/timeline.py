@@ -134,10 +134,12 @@ def _style(schedule: Schedule, what: int, chunk: int) -> str:
 
 
 # The picture, in pixels, y down.
-LEFT, TOP, RIGHT, BOTTOM = 76, 124, 70, 46
+LEFT, TOP, RIGHT, BOTTOM = 76, 124, 70, 46  # of the chart; more on the sides where names are long
+NAME = 20  # where they begin
 BOX, CHART, ROW = 26, 20, 58  # heights: of a unit, of the live activations at their peak, of a stage
-# Widths: of a forward of all chunks of a stage, so that schedules can be compared; of one chunk at least; of a digit.
-STAGE_WIDTH, CHUNK_WIDTH, DIGIT = 22, 8, 7
+# Widths: of a forward of all chunks of a stage, so that schedules can be compared; of one chunk at least; of a digit,
+# and of a letter of a name.
+STAGE_WIDTH, CHUNK_WIDTH, DIGIT, LETTER = 22, 8, 7, 8
 MIN_WIDTH, MAX_WIDTH = 640, 16_000
 CUT = 150  # width of the gap where ticks are left out
 
@@ -152,10 +154,12 @@ def picture(schedule: Schedule, ends: int | None = None) -> Picture:
     times = np.concatenate([[0], (_durations(schedule) * drawn[:, None]).cumsum()])
     scale = min(max(STAGE_WIDTH / schedule.num_chunks, CHUNK_WIDTH), MAX_WIDTH / times[-1])
     # [T, 3]: where each tick begins, where its backward half begins, and where it ends.
-    edges = LEFT + scale * times[2 * ticks[:, None] + np.arange(3)]
+    left = max(LEFT, NAME + LETTER * len(f"stage {schedule.num_stages - 1}"))
+    edges = left + scale * times[2 * ticks[:, None] + np.arange(3)]
     left_out = ticks[~drawn]
     edges[ticks > len(ticks) // 2] += CUT if len(left_out) else 0
-    width = round(max(edges[-1, -1] + RIGHT, MIN_WIDTH))
+    right = max(RIGHT, NAME + LETTER * len(f"{schedule.peak_live} live"))
+    width = round(max(edges[-1, -1] + right, MIN_WIDTH))
     height = TOP + ROW * schedule.num_stages + BOTTOM
     shapes = [*_heading(schedule), *_ticks(edges, drawn, height - BOTTOM)]
     for stage, live in enumerate(schedule.live().T):
@@ -183,8 +187,8 @@ def _ticks(edges: np.ndarray, drawn: np.ndarray, bottom: float) -> Iterator[Shap
 
 def _boxes(schedule: Schedule, stage: int, edges: np.ndarray, drawn: np.ndarray, y: float) -> Iterator[Shape]:
     """The units of a stage, on a bar that is seen where it is idle."""
-    yield Label("ink", 20, y + BOX / 2 + 4, f"stage {stage}")
-    yield Rect("idle", LEFT, y, edges[-1, -1] - LEFT, BOX)
+    yield Label("ink", NAME, y + BOX / 2 + 4, f"stage {stage}")
+    yield Rect("idle", edges[0, 0], y, edges[-1, -1] - edges[0, 0], BOX)
     for tick, what in np.argwhere(schedule.runs[:, stage] & drawn[:, None]).tolist():
         chunk, micro_batch, _ = schedule.units[tick, stage, what].tolist()
         begin, end = edges[tick, what], edges[tick, what + 1]
@@ -196,7 +200,7 @@ def _boxes(schedule: Schedule, stage: int, edges: np.ndarray, drawn: np.ndarray,
 def _chart(live: np.ndarray, highest: int, edges: np.ndarray, drawn: np.ndarray, y: float) -> Iterator[Shape]:
     """The live activations [T] of a stage: a step for each tick, and their peak as a number."""
     steps = zip(edges[drawn][:, [0, 2]].ravel(), (y + CHART * (1 - live[drawn] / highest)).repeat(2), strict=True)
-    yield Area("live", [(LEFT, y + CHART), *steps, (edges[-1, -1], y + CHART)])
+    yield Area("live", [(edges[0, 0], y + CHART), *steps, (edges[-1, -1], y + CHART)])
     yield Label("live", edges[-1, -1] + 8, y + CHART, f"{live.max()} live")
 
 

@@ -17,9 +17,12 @@ from sharding.pipeline import schedule_file
 from sharding.pipeline.makers import SCHEDULES, make
 from sharding.pipeline.schedule import IDLE, Schedule
 from trainer.errors import ConfigError
+from trainer.picture import Label, Rect
 from trainer.timeline import DURATION, draw, picture, save
 
 SVG = "{http://www.w3.org/2000/svg}"
+WIDE = 7.5
+"""Pixels of a letter, in a wide font."""
 
 
 def drawn(schedule: Schedule, width: int = 80, *, colours: bool = False) -> str:
@@ -156,6 +159,17 @@ def test_the_middle_can_be_left_out_and_is_counted(tmp_path: Path) -> None:
     assert f">{schedule.num_ticks - 16} ticks left out<" in text
     assert re.findall(r"\d+ live", text) == re.findall(r"\d+ live", (tmp_path / "all.svg").read_text(encoding="utf-8"))
     assert picture(schedule, ends=schedule.num_ticks // 2 + 1).svg() == picture(schedule).svg()
+
+
+def test_names_of_stages_are_whole(tmp_path: Path) -> None:
+    """However many digits they have: none runs into its bar, and none of the right side out of the picture."""
+    shown = picture(make("gpipe", 105, 1, 2000), 2)
+    bars = [shape for shape in shown.shapes if isinstance(shape, Rect) and shape.colour == "idle" and shape.width > 100]
+    names = [shape for shape in shown.shapes if isinstance(shape, Label) and shape.text.startswith("stage ")]
+    peaks = [shape for shape in shown.shapes if isinstance(shape, Label) and shape.text.endswith(" live")]
+    assert (len(names), len(peaks)) == (105, 105)
+    assert max(name.x + WIDE * len(name.text) for name in names) < min(bar.x for bar in bars)
+    assert max(peak.x + WIDE * len(peak.text) for peak in peaks) < shown.width
 
 
 def test_a_table_can_be_written(tmp_path: Path) -> None:

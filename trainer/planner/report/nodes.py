@@ -19,7 +19,7 @@ SHADES = ("#a8d1ff", "#6fb0f8")
 MOST_NODES, MOST_ROWS = 4, 8
 """That are drawn: of nodes, and of rows of GPUs in one."""
 COLUMNS, NODES_IN_A_ROW = 8, 2
-GPU, LINE, GAP, MARGIN, HEADING = 46, 14, 4, 14, 26  # pixels
+GPU, LINE, GAP, MARGIN, HEADING, LETTER = 46, 14, 4, 14, 26, 8  # pixels
 
 
 @dataclass(frozen=True)
@@ -61,12 +61,14 @@ def picture(mesh: Mapping[str, int], gpus_per_node: int) -> Picture:
     drawn = nodes if num_nodes <= MOST_NODES else nodes[: MOST_NODES - 1]
     along = axes(mesh, gpus_per_node)
     inside = [axis for axis in along if axis.near > 1]
-    size = _Size.of(len(nodes[0]), max(1, len(inside)))
+    titles = [f"node {number}{_constant(along, node)}" for number, node in enumerate(drawn)]
+    last = f"the last: node {num_nodes - 1}{_constant(along, nodes[-1])}"
+    size = _Size.of(len(nodes[0]), max(1, len(inside)), max(map(len, [*titles, last])))
     shapes: list[Shape] = []
-    for number, node in enumerate(drawn):
-        shapes += _node(f"node {number}{_constant(along, node)}", node, inside, size, *size.corner(number))
+    for number, (title, node) in enumerate(zip(titles, drawn, strict=True)):
+        shapes += _node(title, node, inside, size, *size.corner(number))
     if left_out := num_nodes - len(drawn):
-        shapes += _more(left_out, f"the last: node {num_nodes - 1}{_constant(along, nodes[-1])}", size, len(drawn))
+        shapes += _more(left_out, last, size, len(drawn))
     boxes = len(drawn) + bool(left_out)
     columns, rows = min(boxes, NODES_IN_A_ROW), -(-boxes // NODES_IN_A_ROW)
     width, height = columns * (size.width + MARGIN) - MARGIN, rows * (size.height + MARGIN) - MARGIN
@@ -82,11 +84,12 @@ class _Size:
     gpu_height: int
 
     @classmethod
-    def of(cls, gpus: int, lines: int) -> _Size:
+    def of(cls, gpus: int, lines: int, letters: int) -> _Size:
+        """For so many GPUs, with so many lines in each, and titles of so many letters at most."""
         gpu_height = LINE * lines + 12
         columns, rows = min(gpus, COLUMNS), -(-gpus // COLUMNS)
         height = HEADING + min(rows, MOST_ROWS) * (gpu_height + GAP) + (LINE + GAP) * (rows > MOST_ROWS) + 8
-        return cls(max(columns * (GPU + GAP) + 20, 180), height, gpu_height)
+        return cls(max(columns * (GPU + GAP), LETTER * letters) + 20, height, gpu_height)
 
     def corner(self, number: int) -> tuple[float, float]:
         """The top left of the box of node `number`."""
