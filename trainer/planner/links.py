@@ -10,8 +10,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from trainer.planner.gpu import Gpu
 from trainer.wire import Kind
 
@@ -74,14 +72,13 @@ class Cluster:
 
     def _near(self, axes: Sequence[str], mesh: Mapping[str, int]) -> int:
         """How many of them are in the node of the first."""
-        devices = np.arange(math.prod(mesh.values())).reshape(tuple(mesh.values()))
-        members = devices[tuple(slice(None) if axis in axes else 0 for axis in mesh)]
-        return int((members < self.gpus_per_node).sum())
+        strides = {axis: math.prod([*mesh.values()][place:]) for place, axis in enumerate(mesh, start=1)}
+        return _below([(mesh[axis], strides[axis]) for axis in mesh if axis in axes], self.gpus_per_node)
 
     def group(self, size: int, stride: int) -> Group:
         """`size` devices, each `stride` after the one before, as all such groups of the cluster exchange at once."""
         near = min(size, max(1, self.gpus_per_node // stride))  # in one node
-        link = self.gpu.nvlink
+        link = self.gpu.link
         if near == size:
             return Group(size, link.bandwidth, (size - 1) * link.latency, (size - 1) * NVLINK_HOP)
         # A ring enters and leaves a node once, and has the network's share of all its members there.
@@ -90,3 +87,14 @@ class Cluster:
         latency = (nodes - 1) * self.gpu.network_latency + nodes * (near - 1) * link.latency
         tree = math.ceil(math.log2(nodes)) * self.gpu.network_latency + (near - 1) * NVLINK_HOP
         return Group(size, min(link.bandwidth, share), latency, tree)
+
+
+def _below(axes: Sequence[tuple[int, int]], limit: int) -> int:
+    """Of all the places along some axes, given as (size, devices from one place to the next), the outermost first, how
+    many are below the device `limit`."""
+    if not axes or limit <= 0:
+        return int(limit > 0)
+    (size, stride), *inner = axes
+    whole = min(limit // stride, size)  # all that is further in is below
+    partly = _below(inner, limit - whole * stride) if whole < size else 0
+    return whole * math.prod(size for size, _ in inner) + partly

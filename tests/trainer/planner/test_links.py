@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+
+import numpy as np
 import pytest
 
 from trainer.planner.gpu import load
@@ -42,3 +45,19 @@ def test_a_small_sum_goes_along_a_tree() -> None:
     few, many = (H100.group(8 * nodes, stride=1).all_reduce(small) for nodes in (4, 32))
     assert few < many < 3 * few
     assert H100.group(256, stride=1).gather(small) > many / 2  # nothing but sums takes it
+
+
+@pytest.mark.parametrize("gpus_per_node", [1, 3, 4, 6, 8, 100])
+def test_how_many_are_in_one_node_is_counted_as_devices_are_numbered(gpus_per_node: int) -> None:
+    names = ("pipeline", "data", "tensor")
+    cluster = Cluster(load("h100"), gpus_per_node)
+    for sizes in itertools.product((1, 2, 3, 4), repeat=3):
+        mesh, numbers = dict(zip(names, sizes, strict=True)), np.arange(np.prod(sizes)).reshape(sizes)
+        for axes in itertools.chain.from_iterable(itertools.combinations(names, size) for size in (1, 2, 3)):
+            members = numbers[tuple(slice(None) if name in axes else 0 for name in names)]
+            assert cluster.in_one_node(axes, mesh) == bool((members < gpus_per_node).all())
+            assert cluster._near(axes, mesh) == (members < gpus_per_node).sum()
+
+
+def test_a_mesh_takes_no_memory_however_large() -> None:
+    assert not H100.in_one_node(("data",), {"pipeline": 10**6, "data": 10**6, "tensor": 10**6})
