@@ -10,7 +10,7 @@ from pathlib import Path
 
 import jax
 
-from trainer.bench.shapes import described
+from trainer.planner.gpu import described
 from trainer.run_folder import PACKAGES, version
 
 QUERY = "name,driver_version,clocks.max.sm,clocks.max.mem,power.limit,memory.total,memory.used,utilization.gpu"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import jax
 
-from trainer.bench.shapes import SHAPES, Shape, described
+from trainer.bench.shapes import SHAPES, Shape
 from trainer.bench.speed import OUT_OF_MEMORY, attention_speeds, speed_table
+from trainer.planner.gpu import described
 from trainer.tables import wide_console
 
 LEAST = 0.1

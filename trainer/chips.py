@@ -21,6 +21,17 @@ _PEAKS = (
     ("GB200", 2500e12),
     ("B200", 2250e12),
 )
+# Whole device kind -> the same: others begin with these names, and are slower.
+_PEAKS_BY_NAME = {
+    "NVIDIA GeForce RTX 4090": 165.2e12,
+    "NVIDIA GeForce RTX 5090": 209.5e12,
+    "NVIDIA RTX 6000 Ada Generation": 364.2e12,
+    "NVIDIA RTX A6000": 154.8e12,
+    "NVIDIA L40S": 362.05e12,
+    "NVIDIA L4": 121e12,
+    "NVIDIA A10G": 70e12,
+    "Tesla V100-SXM2-32GB": 125e12,
+}
 
 
 class Device(Protocol):
@@ -34,7 +45,8 @@ def peak_flops(device_kind: str, compute_dtype: str) -> float | None:
     """
     if compute_dtype not in ("bfloat16", "float16"):
         return None
-    return next((peak for part, peak in _PEAKS if part in device_kind), None)
+    by_part = next((peak for part, peak in _PEAKS if part in device_kind), None)
+    return _PEAKS_BY_NAME.get(device_kind, by_part)
 
 
 def memory_in_use(devices: Iterable[Device]) -> dict[str, int]:

@@ -1,7 +1,8 @@
 """The command line: `meshwright train configs/quickstart.yaml`.
 
 What each command does is in `trainer.commands`. What a user did wrong is one message and exit code 2; a failure of the
-machine is 1; a run that a signal ended, even with a checkpoint, is 128 and the signal's number (Ctrl-C: 130).
+machine is 1; a run that would fail the same way again is 3; one that a signal ended, even with a checkpoint, is 128 and
+the signal's number (Ctrl-C: 130).
 `--debug` shows where an error came from.
 """
 
@@ -19,9 +20,10 @@ from typer.core import TyperGroup
 
 from trainer.cli_help import Command
 from trainer.commands import bench, checkpoints, cluster, layouts, machine, report, runs, training
-from trainer.commands.exit_codes import FAILED, SIGNALLED, WRONG_INPUT
-from trainer.errors import ConfigError, TrainingError
+from trainer.commands.exit_codes import FAILED, PERMANENT, SIGNALLED, WRONG_INPUT
+from trainer.errors import ConfigError, PermanentError, TrainingError
 from trainer.huge_pages import restart_with_huge_pages
+from trainer.jax_start import prepare_jax
 from trainer.processes.farewell import farewell
 from trainer.processes.own_command import greet
 from trainer.processes.parent import end_with_parent
@@ -29,6 +31,8 @@ from trainer.streams import open_streams
 
 EXPECTED = (ConfigError, TrainingError, OSError, KeyboardInterrupt)
 """What is said in one message; all else is a bug, and shown as one."""
+CODES = {ConfigError: WRONG_INPUT, PermanentError: PERMANENT}
+"""What a process ends with after an error; after any other with `FAILED`."""
 
 # In the order in which `meshwright --help` lists them.
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -96,6 +100,7 @@ def main() -> None:
     open_streams()
     greet()
     end_with_parent()
+    prepare_jax()
     if "train" in sys.argv:
         restart_with_huge_pages()
     app(prog_name="meshwright")
@@ -109,7 +114,8 @@ def _report(error: BaseException, debug: bool) -> int:
     if isinstance(error, KeyboardInterrupt):
         message, code = "interrupted", SIGNALLED + signal.SIGINT
     else:
-        message, code = f"error: {_words(error)}", WRONG_INPUT if isinstance(error, ConfigError) else FAILED
+        codes = (code for kind, code in CODES.items() if isinstance(error, kind))
+        message, code = f"error: {_words(error)}", next(codes, FAILED)
     if is_expected:
         typer.secho(message, fg=typer.colors.RED, err=True)
     return code

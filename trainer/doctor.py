@@ -29,7 +29,9 @@ from models.config import ModelConfig
 from sharding.mesh import MeshConfig
 from trainer.config import Config
 from trainer.data.config import DataConfig
+from trainer.gpu_memory import asked_for
 from trainer.gpu_settings import gpu_settings
+from trainer.jax_start import has_driver
 from trainer.lines import read_jsonl
 from trainer.run_folder import PACKAGES, version
 from trainer.settings import BatchConfig, RunConfig, TrainConfig
@@ -96,8 +98,9 @@ def _hardware() -> Iterator[Finding]:
         yield Finding("devices", f"{count} x {kind}" + (f", {_gib(capacity)} each" if capacity else ""))
     for device in devices[:1]:
         yield from _xla(device)
+    yield Finding("GPU memory", f"JAX takes so much of a GPU's: {asked_for()}")
     yield _gpu_finding(
-        driver=Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None,
+        driver=has_driver(),
         plugin=next((f"{name} {version(name)}" for name in _CUDA_PLUGINS if version(name)), None),
         in_use=any(device.platform in ("gpu", "cuda") for device in devices),
     )

@@ -11,3 +11,7 @@ class OffloadError(OSError):
 
 class TrainingError(RuntimeError):
     """The run cannot go on by itself, though nothing in its config is wrong. The message says what to do."""
+
+
+class PermanentError(TrainingError):
+    """The run cannot go on, and would fail the same way if it were started again. The message says what to change."""

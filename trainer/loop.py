@@ -21,6 +21,7 @@ from trainer.errors import ConfigError, OffloadError
 from trainer.events import Events
 from trainer.failures.board import find_board
 from trainer.failures.guard import Trouble
+from trainer.failures.memory import memory_told
 from trainer.failures.phases import DEVICES, EVALUATION, OTHERS, SAVE, STATE
 from trainer.failures.replicas import ReplicaCheck
 from trainer.failures.response import Setback, respond
@@ -29,6 +30,7 @@ from trainer.failures.watchdog import Watchdog
 from trainer.held import held
 from trainer.metrics import StepMetrics, model_flops_per_token
 from trainer.pipeline import advice
+from trainer.planner.here import memory_notes
 from trainer.processes.membership import agreed_stop, is_first, join_others, process_count, process_index
 from trainer.processes.preflight import facts_of_start, require_alike
 from trainer.profile import Profile
@@ -56,6 +58,7 @@ class Loop:
         trainer.display = Lines() if self.is_first else Display()
         self.config = trainer.config
         self.devices = list(trainer.program.mesh.devices.flat)
+        self.local = [device for device in self.devices if device.process_index == process_index()]
         self.unfetched: list[Metrics] = []
         """Of the steps that the host has not looked at."""
         self.num_done = 0
@@ -71,13 +74,12 @@ class Loop:
 
     def run(self) -> None:
         trainer, config = self.trainer, self.config
-        local = [device for device in self.devices if device.process_index == process_index()]
         title = f"{config.run.name} on {len(self.devices)} x {self.devices[0].device_kind}"
         trainer.display = (
-            make_display(title, config.train.steps, lambda: memory_in_use(local)) if self.is_first else Display()
+            make_display(title, config.train.steps, lambda: memory_in_use(self.local)) if self.is_first else Display()
         )
         with trainer.display as display, ExitStack() as held_open:
-            kinds = [device.device_kind for device in local]
+            kinds = [device.device_kind for device in self.local]
             require_alike("start", facts_of_start(config.to_dict(), kinds))
             trainer.check_folder()
             if trainer.taken:
@@ -94,7 +96,8 @@ class Loop:
             trainer.open_folder()
             self._tell_start(first)
             try:
-                self._train_all(first, last, display)
+                with memory_told(trainer):
+                    self._train_all(first, last, display)
             except BaseException as error:
                 self.events.tell("end", trainer.step, reason=str(error) or type(error).__name__)
                 if isinstance(error, Exception):  # what is being written is worth waiting for; Ctrl-C does not
@@ -201,7 +204,7 @@ class Loop:
         if (pipeline := trainer.program.pipeline) and (said := advice(trainer.config, pipeline.schedule)):
             display.say(said)
         display.say(f"attention: {trainer.program.attention.name} ({trainer.program.attention.why})")
-        for note in trainer.program.gpu_settings.notes:
+        for note in (*trainer.program.gpu_settings.notes, *memory_notes(self.config, self.local)):
             display.say(note)
         display.say("compiling the train step")
 
@@ -240,6 +243,10 @@ class Loop:
                     break
         with trainer.phases(SAVE):
             trainer.checkpoints.wait()
+        if trainer.guard.skips:
+            display.say(
+                f"WARNING: the last {trainer.guard.skips} steps changed nothing (gradient not finite, or a spike)"
+            )
         trainer.stopped_by = stopped_by if trainer.step < last else None
         if trainer.stopped_by is not None:
             display.say(
@@ -313,7 +320,7 @@ class Loop:
             skipped_steps=int(latest.skipped_steps),
             mfu=None if peak is None else flops / (peak * len(self.devices)),
             data_seconds=late,
-            **memory_taken(device for device in self.devices if device.process_index == process_index()),
+            **memory_taken(self.local),
         )
         self._try_to_save(self.trainer.checkpoints.look)
         display.step(metrics)
@@ -332,7 +339,7 @@ class Loop:
 
         Raises:
             Setback: it did not, and training is to go back.
-            TrainingError: it did not, and training is to end.
+            PermanentError: it did not, and training is to end.
         """
         first = self.trainer.step - len(self.unfetched) + 1
         self._wait_for_devices()

@@ -31,9 +31,11 @@ from trainer.errors import ConfigError
 from trainer.evaluate import evaluate
 from trainer.extras import require_extras
 from trainer.failures.guard import Guard
+from trainer.failures.memory import memory_told
 from trainer.failures.phases import DATA, STEP, Phases
 from trainer.failures.rollbacks import Rollback, Rollbacks, batch_of
 from trainer.generate import generate
+from trainer.jax_start import prepare_jax
 from trainer.keeper import Keeper
 from trainer.loop import Loop
 from trainer.offload.make import make_keeper
@@ -61,6 +63,7 @@ class Trainer:
     """
 
     def __init__(self, config: Config, devices: Sequence[jax.Device] | None = None) -> None:
+        prepare_jax()
         self._asked = config
         self._devices = devices
         self._keeper: Keeper | None = None
@@ -240,10 +243,11 @@ class Trainer:
             rows = partial(batches.rows, batch_of(step, left_out))
             return put_batch(program.mesh, program.batch_specs, config.batch.global_, rows)
 
-        jax.block_until_ready(self.restored_state)
+        with memory_told(self):
+            jax.block_until_ready(self.restored_state)
         first, last = self.step, self.step + max(num, 0)
         metrics: Metrics | None = None
-        with contextlib.closing(prefetch(get, first, last, config.data.prefetch)) as ready:
+        with memory_told(self), contextlib.closing(prefetch(get, first, last, config.data.prefetch)) as ready:
             for _ in range(first, last):
                 started = time.perf_counter()
                 with self.phases(DATA):
@@ -266,20 +270,23 @@ class Trainer:
 
         Raises:
             ConfigError: `steps` is negative, the run's folder holds another run, or float16 can go no further.
-            TrainingError: a step went wrong, and the config wants the run to end then.
+            TrainingError: a step went wrong, and the config wants the run to end then; too many steps in a row changed
+                nothing; or memory was not enough.
             OSError: a checkpoint or another of the run's files could not be written.
         """
         _require_number(steps)
         self.stopped_by = None
         require_extras(self._asked)
-        Loop(self, steps).run()
+        with memory_told(self):
+            Loop(self, steps).run()
 
     def evaluate(self) -> dict[str, float]:
         """Loss (nats per token), perplexity, and bits per byte where the tokenizer tells bytes.
 
         On the held-out documents; on all of them where `from_run` was given another data.path.
         """
-        return evaluate(self, self.parameters, self._evaluates_all)
+        with memory_told(self):
+            return evaluate(self, self.parameters, self._evaluates_all)
 
     def baselines(self) -> dict[str, float]:
         """What a model must beat: the unigram entropy (nats per token) of the training text, and the bits per byte of
@@ -301,7 +308,8 @@ class Trainer:
         Raises:
             ConfigError: the prompt fills the context, a number is out of its range, or there is no tokenizer.
         """
-        return generate(self, self.parameters, prompt, max_tokens, temperature, top_k, seed)
+        with memory_told(self):
+            return generate(self, self.parameters, prompt, max_tokens, temperature, top_k, seed)
 
     def save(self, wait: bool = True, measured: Mapping[str, float] | None = None) -> None:
         """Writes a checkpoint of this step.
@@ -323,7 +331,8 @@ class Trainer:
             "meshwright": version("meshwright"),
             "guard": self.guard.memory(),
         }
-        self.checkpoints.save(self.step, self.keeper.logical(), meta, measured)
+        with memory_told(self):
+            self.checkpoints.save(self.step, self.keeper.logical(), meta, measured)
         if wait:
             self.checkpoints.wait()
 

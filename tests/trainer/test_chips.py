@@ -15,7 +15,10 @@ from trainer.chips import memory_in_use, memory_taken, peak_flops
         ("NVIDIA GH200 480GB", 989e12),
         ("NVIDIA B200", 2250e12),
         ("NVIDIA GB200", 2500e12),
-        ("NVIDIA GeForce RTX 4090", None),
+        ("NVIDIA GeForce RTX 4090", 165.2e12),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA L40", None),
+        ("NVIDIA GeForce RTX 3060", None),
         ("cpu", None),
     ],
 )

@@ -150,7 +150,7 @@ def test_memory_that_jax_may_use_is_what_counts(gpus: Devices, monkeypatch: pyte
         assert compiled(laid_out) <= (1 - MARGIN) * pool
         seconds.append(estimate(Arrangement.of(laid_out), load("h100"), 8).seconds.total)
     assert seconds[0] > seconds[1]
-    with pytest.raises(ConfigError, match=r"nothing fits.* h100 with 0.0 GiB for JAX \(XLA_PYTHON_CLIENT_MEM_FRACTION"):
+    with pytest.raises(ConfigError, match=r"nothing fits.* h100 with 0.0 GiB for JAX \(XLA_CLIENT_MEM_FRACTION"):
         fill_in_here(config, gpus(4, pool=2**20))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from trainer.planner.gpu import KINDS, Gpu, load
+from trainer.planner.gpu import Gpu
 
 TOKENS, HIDDEN = 16384, 2048
 CONVENTION = "FLOPs: forward 4·B·S²·H·K, halved as it is causal; backward 2.5 x that, whatever is computed again"
@@ -72,8 +72,3 @@ SHAPES = [
     for sequence in (2048, 8192)
 ]
 """Those of FlashAttention's own benchmark: 16k tokens, a hidden size of 2,048."""
-
-
-def described(device_kind: str) -> Gpu | None:
-    """What the planner knows of a GPU that JAX calls so; None where it does not know that one."""
-    return next((gpu for gpu in map(load, KINDS) if gpu.device_kind == device_kind), None)

@@ -8,10 +8,10 @@ from pathlib import Path
 import jax
 
 from trainer.bench.absent import compiled_kernels, compiled_table, roofline_table
-from trainer.bench.shapes import SHAPES, described
+from trainer.bench.shapes import SHAPES
 from trainer.bench.speed import OUT_OF_MEMORY, attention_speeds, speed_table
 from trainer.planner.compiled import check_installed
-from trainer.planner.gpu import KINDS, load
+from trainer.planner.gpu import described, load
 from trainer.tables import wide_console
 
 LENGTH = max(shape.sequence for shape in SHAPES)
@@ -46,9 +46,10 @@ def _measured(device: jax.Device) -> bool:
 
 def _compiled(kind: str) -> bool:
     gpu = load(kind)
+    gpu.require_target()
     check_installed("without a GPU of its kind, bench kernels")
     jax.config.update("jax_platforms", "cpu")  # takes no memory of a GPU, and waits for no driver
-    name = kind.lower() if kind.lower() in KINDS else str(Path(kind).absolute())
+    name = str(Path(kind).absolute()) if Path(kind).is_file() else gpu.name
     kernels = list(compiled_kernels(name, gpu, HEAD_DIMS, LENGTH, _say))
     console = wide_console()
     console.print(compiled_table(gpu, kernels, LENGTH))

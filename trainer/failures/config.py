@@ -29,8 +29,15 @@ class FailuresConfig:
     """Finite steps that the median is of. Nothing is a spike before there are so many."""
     steps_back: int = Field(default=0, ge=0)
     """A rollback goes to a checkpoint at least so many steps older than the bad step; 0: to the newest before it."""
+    most_skips: int | None = Field(default=100, ge=1)
+    """Steps in a row that changed nothing, after which the run ends with exit code 3: it has diverged. With float16,
+    those that lower its loss scale count too. null: it never does."""
     most_rollbacks: int = Field(default=5, ge=1)
     """Of the whole run; instead of one more, it stops."""
+
+    def skips(self, kind: Kind) -> bool:
+        """Whether a step that went wrong in this way changes nothing, and training goes on."""
+        return self.wanted(kind) == "skip"
 
     @property
     def rolls_back(self) -> bool:

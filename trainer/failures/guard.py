@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -31,6 +31,8 @@ class Trouble:
     kind: Kind
     why: str
     """`its loss is ...`"""
+    skips: int = 0
+    """Steps in a row that changed nothing, with this one."""
 
 
 class Guard:
@@ -43,12 +45,15 @@ class Guard:
 
     def __init__(self, config: FailuresConfig, every: int) -> None:
         factors = {"loss": config.spike_loss, "grad_norm": config.spike_grad_norm}
+        self._skips = config.skips
         looks = config.on_spike != "none"
         self._factors = {name: factor for name, factor in factors.items() if looks and factor is not None}
         self._every = every
         self._window: deque[tuple[float, float]] = deque(maxlen=config.window)
         self.limits: dict[str, float] = {}
         """What is more than this is a spike, once there is a window to tell by."""
+        self.skips = 0
+        """The last steps in a row that changed nothing."""
 
     def look(self, step: int, loss: float, grad_norm: float) -> Trouble | None:
         """What is wrong with the next step, if anything."""
@@ -57,11 +62,12 @@ class Guard:
         if found is None:
             found = self._spike(step, values)
             self._window.append((loss, grad_norm))
+        self.skips = self.skips + 1 if found is not None and self._skips(found.kind) else 0
         if step % self._every == 0 and len(self._window) == self._window.maxlen:
             medians = dict(zip(values, map(median, zip(*self._window, strict=True)), strict=True))
             # As precise as the devices compare.
             self.limits = {name: float(np.float32(factor * medians[name])) for name, factor in self._factors.items()}
-        return found
+        return found and replace(found, skips=self.skips)
 
     def _nonfinite(self, step: int, values: Mapping[str, float]) -> Trouble | None:
         for name, value in values.items():
@@ -88,10 +94,11 @@ class Guard:
 
     def memory(self) -> dict[str, Any]:
         """All that it remembers, as JSON can hold it without loss."""
-        return {"window": [list(values) for values in self._window], "limits": self.limits}
+        return {"window": [list(values) for values in self._window], "limits": self.limits, "skips": self.skips}
 
     def recall(self, memory: Mapping[str, Any]) -> None:
         """Goes on from there; from the start where it is empty."""
         self._window.clear()
         self._window.extend((loss, norm) for loss, norm in memory.get("window", ()))
         self.limits = {name: limit for name, limit in memory.get("limits", {}).items() if name in self._factors}
+        self.skips = memory.get("skips", 0)

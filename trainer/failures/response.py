@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from trainer.errors import TrainingError
+from trainer.errors import PermanentError
 from trainer.failures.guard import Trouble
 from trainer.failures.rollbacks import Rollback, batch_of
 
@@ -30,9 +30,12 @@ def respond(trainer: Trainer, troubles: Sequence[Trouble]) -> None:
 
     Raises:
         Setback: it is to go back first.
-        TrainingError: it is to stop, or cannot go back.
+        PermanentError: it is to stop, or cannot go back.
     """
-    wanted = trainer.config.failures.wanted
+    wanted, most_skips = trainer.config.failures.wanted, trainer.config.failures.most_skips
+    for trouble in troubles:
+        if most_skips is not None and trouble.skips >= most_skips:
+            raise PermanentError(_diverged(trainer, trouble))
     troubles = [trouble for trouble in troubles if wanted(trouble.kind) != "skip"]
     if not troubles:
         return
@@ -40,7 +43,7 @@ def respond(trainer: Trainer, troubles: Sequence[Trouble]) -> None:
         trainer.checkpoints.wait()  # what is on its way to disk counts, too
     for trouble in troubles:
         if wanted(trouble.kind) == "stop":
-            raise TrainingError(
+            raise PermanentError(
                 f"{_describe(trainer, trouble)}; {_newest(trainer)}. With failures.on_{trouble.kind}=rollback it would "
                 "go back by itself, and leave the batch out"
             )
@@ -50,7 +53,7 @@ def respond(trainer: Trainer, troubles: Sequence[Trouble]) -> None:
 def _plan(trainer: Trainer, bad: Sequence[Trouble]) -> Rollback:
     config, first = trainer.config, bad[0]
     if len(trainer.rollbacks.done) >= config.failures.most_rollbacks:
-        raise TrainingError(
+        raise PermanentError(
             f"{_describe(trainer, first)}; the run has gone back {len(trainer.rollbacks.done)} times already, and "
             f"{_newest(trainer)}. Raise failures.most_rollbacks (it is {config.failures.most_rollbacks}), or lower "
             "optimizer.learning_rate"
@@ -58,7 +61,7 @@ def _plan(trainer: Trainer, bad: Sequence[Trouble]) -> Rollback:
     saved = trainer.checkpoints.steps()
     old_enough = [step for step in saved if step < first.step - config.failures.steps_back]
     if saved and not old_enough:
-        raise TrainingError(
+        raise PermanentError(
             f"{_describe(trainer, first)}, and no checkpoint is older by failures.steps_back="
             f"{config.failures.steps_back}: there are those of steps {saved}. Raise train.keep_checkpoints, or lower "
             "failures.steps_back"
@@ -69,6 +72,16 @@ def _plan(trainer: Trainer, bad: Sequence[Trouble]) -> Rollback:
         batches=[_batch(trainer, trouble) for trouble in bad],
         global_batch=config.batch.global_,
         reason=_describe(trainer, first),
+    )
+
+
+def _diverged(trainer: Trainer, last: Trouble) -> str:
+    limit = trainer.config.failures.most_skips
+    return (
+        f"the run has diverged: the last {last.skips} steps, {last.step - last.skips + 1} to {last.step}, changed "
+        f"nothing (failures.most_skips={limit}); {_describe(trainer, last)}; {_newest(trainer)}. "
+        "Lower optimizer.learning_rate, or optimizer.clip; where that checkpoint's weights are spoilt already, go on "
+        "from an older one (meshwright checkpoints RUN --remove STEP)"
     )
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
 
 import jax
@@ -17,8 +16,10 @@ from sharding.mesh import MeshConfig
 from trainer.config import Config
 from trainer.config_auto import AutoMesh
 from trainer.errors import ConfigError
+from trainer.gpu_memory import asked_for
 from trainer.planner.compiled import compile_for
-from trainer.planner.gpu import KINDS, Gpu, load
+from trainer.planner.gpu import KINDS, Gpu, described, load
+from trainer.planner.here import pool_of
 from trainer.planner.ranking import MARGIN, Choice
 from trainer.planner.search import Compiler, Say, quiet, search
 from trainer.processes.membership import process_count
@@ -35,7 +36,7 @@ def fill_in(config: Config, gpu: Gpu, gpus: int | None, gpus_per_node: int) -> t
         return config, None
     if gpus is None:
         raise ConfigError("mesh: auto needs a number of GPUs, such as --gpus 8; or give a mesh, such as mesh={data: 8}")
-    laid_out, choice = _search(config, gpu, gpu.memory_bytes - gpu.reserved_bytes, gpus, gpus_per_node)
+    laid_out, choice = _search(config, gpu, gpu.pool_bytes, gpus, gpus_per_node)
     return laid_out, f"mesh: auto takes {choice.candidate}"
 
 
@@ -58,11 +59,15 @@ def fill_in_here(config: Config, devices: Sequence[jax.Device], say: Say = quiet
             f"mesh: auto is for one process, and there are {process_count()}; train what meshwright search CONFIG "
             f"--gpus {len(devices)} --out FOUND finds"
         )
-    gpu = _described(devices[0].device_kind)
-    pool = _pool(gpu, devices)
-    limited = dataclasses.replace(
-        gpu, name=f"{gpu.name} with {pool / GIB:.1f} GiB for JAX (XLA_PYTHON_CLIENT_MEM_FRACTION)"
-    )
+    kind = devices[0].device_kind
+    if (gpu := described(kind)) is None:
+        raise ConfigError(
+            f"mesh: auto knows {', '.join(load(name).device_kind for name in KINDS)}, and not {kind}; describe it in a "
+            "YAML file, and train what meshwright search CONFIG --gpu FILE --gpus N --out FOUND finds; or give a mesh, "
+            "such as mesh={data: -1}"
+        )
+    pool = pool_of(devices) or gpu.pool_bytes
+    limited = dataclasses.replace(gpu, name=f"{gpu.name} with {pool / GIB:.1f} GiB for JAX ({asked_for()})")
     gpus_per_node = max(Counter(device.process_index for device in devices).values())
     compiler = partial(compile_for, devices=devices)
     say(f"mesh: auto: searching for {len(devices)} x {limited.name}")
@@ -70,18 +75,6 @@ def fill_in_here(config: Config, devices: Sequence[jax.Device], say: Say = quiet
     return laid_out, (
         f"mesh: auto takes {choice.candidate}: {choice.seconds:.3g} s per step by closed forms, and compiled to "
         f"{(choice.compiled or 0) / GIB:.1f} GiB of each {limited.name}"
-    )
-
-
-def _described(device_kind: str) -> Gpu:
-    gpus = [load(kind) for kind in KINDS]
-    for gpu in gpus:
-        if gpu.device_kind == device_kind:
-            return gpu
-    raise ConfigError(
-        f"mesh: auto knows {', '.join(gpu.device_kind for gpu in gpus)}, and not {device_kind}; describe it in a YAML "
-        "file, and train what meshwright search CONFIG --gpu FILE --gpus N --out FOUND finds; or give a mesh, such as "
-        "mesh={data: -1}"
     )
 
 
@@ -95,17 +88,7 @@ def _search(
     say: Say = quiet,
 ) -> tuple[Config, Choice]:
     """The winner, which leaves a margin of `pool` bytes, and is compiled if that is possible."""
-    gpu = dataclasses.replace(gpu, memory_bytes=gpu.reserved_bytes + (1 - MARGIN) * pool)
+    gpu = gpu.with_pool((1 - MARGIN) * pool)
     compiled = 1 if compiler else 0
     choice = search(config, gpu, gpus, gpus_per_node, top=1, compiled=compiled, compiler=compiler, say=say).winner
     return Config.from_dict(choice.candidate.on(config.to_dict())), choice
-
-
-def _pool(gpu: Gpu, devices: Sequence[jax.Device]) -> float:
-    """Bytes that JAX may use of each device; where it cannot tell, all that is not reserved."""
-    limits = []
-    for device in devices:
-        with suppress(jax.errors.JaxRuntimeError):  # of a device that is not there
-            if stats := device.memory_stats():
-                limits.append(stats["bytes_limit"])
-    return min(limits, default=gpu.memory_bytes - gpu.reserved_bytes)

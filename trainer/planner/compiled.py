@@ -114,7 +114,9 @@ def absent_gpus(gpu: Gpu, number: int, gpus_per_node: int = 8) -> list[jax.Devic
 
     Raises:
         ConfigError: what XLA needs for that is not installed, or not of jax's version; names the command that helps.
+            Or the GPU's file has no `xla_target`.
     """
+    gpu.require_target()
     check_installed()
     nodes = -(-number // gpus_per_node)
     topology = topologies.get_topology_desc(

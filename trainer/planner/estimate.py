@@ -41,7 +41,7 @@ class Estimate:
 
     @property
     def fits(self) -> bool:
-        return self.bytes_per_gpu <= self.gpu.memory_bytes
+        return self.bytes_per_gpu <= self.gpu.limit_bytes
 
     @property
     def tokens_per_second(self) -> float:

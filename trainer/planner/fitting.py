@@ -26,6 +26,8 @@ Kinds = Sequence[list[str]]
 FACTORS = {"tensor": (2, 4, 8), PIPELINE: (2, 4, 8, 16, 32, 64)}
 """By which a mesh axis may grow."""
 MOST_TOGETHER = 3
+ENOUGH_LESS = 0.1
+"""Of the memory that a config needs, what `saves` takes away at least."""
 MOST_OFFLOADED = 3
 """Ways with offload that are told: the fastest."""
 
@@ -49,6 +51,23 @@ def helps(config: Config, gpu: Gpu, gpus_per_node: int = 8) -> dict[str, float]:
     with_offload = _enough(config, others, offloads, gpu, gpus_per_node)
     needed = {way: seconds for way, seconds in with_offload.items() if not any(_has(way, less) for less in without)}
     return without | dict(sorted(needed.items(), key=itemgetter(1))[:MOST_OFFLOADED])
+
+
+def saves(config: Config, gpu: Gpu, missing: float, gpus_per_node: int = 8) -> dict[str, float]:
+    """The same for a config that a plan may say fits, and that has run out of memory: what makes it need less by a
+    tenth, and by the `missing` bytes, on as many devices. The fastest first."""
+    now = min(estimate(Arrangement.of(_on_any(config)), gpu, gpus_per_node).bytes_per_gpu, gpu.limit_bytes)
+    less = (1 - ENOUGH_LESS) * now
+    if gpu.reserved_bytes < now - missing:
+        less = min(less, now - missing)
+    smaller = dataclasses.replace(gpu, memory_bytes=less, memory_fraction=1)
+    found = helps(config, smaller, gpus_per_node)
+    there = config.mesh.num_devices
+    return {
+        way: seconds
+        for way, seconds in sorted(found.items(), key=itemgetter(1))
+        if _changed(config, way).mesh.num_devices == there
+    }
 
 
 def _enough(config: Config, others: Kinds, any_of: Kinds, gpu: Gpu, gpus_per_node: int) -> dict[str, float]:
@@ -77,11 +96,14 @@ def _seconds(config: Config, overrides: str, gpu: Gpu, gpus_per_node: int = 8) -
     if len(settings) < len(overrides.split()):  # two that contradict each other
         return None
     try:
-        changed = Arrangement.of(Config.from_dict(_on_any(config).to_dict(), overrides.split()))
-        made = estimate(changed, gpu, gpus_per_node)
+        made = estimate(Arrangement.of(_changed(config, overrides)), gpu, gpus_per_node)
     except ValueError:
         return None
     return made.seconds.total if made.fits else None
+
+
+def _changed(config: Config, overrides: str) -> Config:
+    return Config.from_dict(_on_any(config).to_dict(), overrides.split())
 
 
 def _on_any(config: Config) -> Config:

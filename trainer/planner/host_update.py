@@ -69,9 +69,9 @@ def host_update(a: Arrangement, stage: Stage, gpu: Gpu) -> HostUpdate:
     else:
         moved += streamed * 2 * a.itemsize  # which are copied once more
     return HostUpdate(
-        down=Lane(4 * linked, gpu.host_bandwidth),
+        down=Lane(4 * linked, gpu.of_host("host_bandwidth")),
         update=Lane(moved, gpu.of_host("host_memory_bandwidth")),
-        up=Lane(a.itemsize * linked, gpu.host_bandwidth),
+        up=Lane(a.itemsize * linked, gpu.of_host("host_bandwidth")),
         nvme=Lane(on_disk, gpu.of_host("nvme_bandwidth")) if a.on_nvme else None,
     )
 

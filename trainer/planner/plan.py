@@ -23,6 +23,7 @@ from trainer.planner.gpu import load
 from trainer.planner.host_update import HostUpdate
 from trainer.planner.links import Cluster
 from trainer.planner.memory import Memory
+from trainer.planner.ranking import with_margin
 from trainer.planner.seconds import Seconds, Step
 from trainer.planner.traced import traced_stages
 from trainer.units import DAY, HOUR
@@ -63,8 +64,12 @@ class Plan:
     micro_batch: int
     accumulation: int
     fits: bool
+    fits_surely: bool
+    """Even if the compiler sets aside as much more as plans of large models have been below it."""
     memory_bytes: float
     """That a GPU has."""
+    limit_bytes: float
+    """Of these, what a step may come to: what JAX takes for arrays, and what the driver and libraries hold."""
     state_bytes: float
     """That a step is given and gives back: masters and moments; of what is offloaded, its weights and gradients."""
     off_device: OffDevice
@@ -129,9 +134,10 @@ def plan(config: Config, gpu: str = "h100", gpus: int | None = None, gpus_per_no
     mesh is searched.
 
     Raises:
-        ConfigError: an unknown GPU, or the config does not fit so many.
+        ConfigError: an unknown GPU, or one that cannot do what the config asks for, or the config does not fit so many.
     """
     kind = load(gpu)
+    kind.require(config.precision.compute)
     if gpus_per_node < 1:
         raise ConfigError(f"gpus_per_node={gpus_per_node}: use 1 or more")
     config, taken = fill_in(config, kind, gpus, gpus_per_node)
@@ -140,7 +146,7 @@ def plan(config: Config, gpu: str = "h100", gpus: int | None = None, gpus_per_no
     estimated = estimate(Arrangement.of(config), kind, gpus_per_node)
     stages = traced_stages(estimated, description)
     worst = max(range(len(stages)), key=lambda stage: stages[stage].total)
-    fits = stages[worst].total <= kind.memory_bytes
+    fits = stages[worst].total <= kind.limit_bytes
     return Plan(
         gpu=kind.name,
         gpus=description.devices,
@@ -152,7 +158,9 @@ def plan(config: Config, gpu: str = "h100", gpus: int | None = None, gpus_per_no
         micro_batch=description.micro_batch,
         accumulation=description.accumulation,
         fits=fits,
+        fits_surely=with_margin(stages[worst]) <= kind.limit_bytes,
         memory_bytes=kind.memory_bytes,
+        limit_bytes=kind.limit_bytes,
         state_bytes=description.state,
         off_device=description.off_device,
         host_update=Step(estimated.arrangement, Cluster(kind, gpus_per_node)).host_update,

@@ -139,6 +139,7 @@ def predict(run: Run, gpu: Gpu | None = None, gpus_per_node: int = 8) -> Predict
 
 def plan(run: Run, gpu: Gpu, gpus_per_node: int = 8) -> Estimate:
     """The estimate of a run. Of what its row leaves open: the fastest that fits, or else the smallest."""
+    gpu = dataclasses.replace(gpu, memory_fraction=1)  # other trainers take all that is there
     estimates = [estimate(arrangement, gpu, gpus_per_node) for arrangement in arrangements(run)]
     if fitting := [one for one in estimates if one.fits]:
         return min(fitting, key=lambda one: one.seconds.total)

@@ -25,6 +25,12 @@ from trainer.planner.seconds import Step, step_seconds
 MARGIN = 0.06
 """Part of what the compiler sets aside by which plans of large models have been below it: docs/planning.md."""
 
+
+def with_margin(memory: Memory) -> float:
+    """Bytes of a plan, were the compiler to set aside as much more as it has done."""
+    return (memory.total - memory.overhead) / (1 - MARGIN) + memory.overhead
+
+
 Flows = Callable[[str, int, int, int], Flow]
 
 
@@ -67,15 +73,14 @@ class Choice:
 
     @property
     def fits(self) -> bool:
-        return self.bytes_per_gpu <= self.estimate.gpu.memory_bytes
+        return self.bytes_per_gpu <= self.estimate.gpu.limit_bytes
 
     @property
     def fits_surely(self) -> bool:
         """Whether it would fit even if the compiler set aside as much more as it has done."""
         if self.compiled is not None:
             return self.fits
-        overhead = self.memory.overhead
-        return (self.memory.total - overhead) / (1 - MARGIN) + overhead <= self.estimate.gpu.memory_bytes
+        return with_margin(self.memory) <= self.estimate.gpu.limit_bytes
 
 
 class Ranked(Iterator[Choice]):
@@ -180,7 +185,7 @@ def fewest_bytes(space: Space, gpu: Gpu) -> float:
 def first_that_fits(space: Space, candidates: Iterable[Candidate], gpu: Gpu, flows: Flows) -> Candidate | None:
     """Of candidates that differ only in what they keep."""
     try:
-        return next((each for each in candidates if _bytes(space, each, gpu, flows) <= gpu.memory_bytes), None)
+        return next((each for each in candidates if _bytes(space, each, gpu, flows) <= gpu.limit_bytes), None)
     except ValueError:  # a schedule that is not for these numbers
         return None
 
@@ -188,7 +193,7 @@ def first_that_fits(space: Space, candidates: Iterable[Candidate], gpu: Gpu, flo
 def _families(space: Space, gpu: Gpu) -> Iterator[Candidate]:
     """Layouts that differ in more than what they keep, without those whose state alone is too large."""
     for placement in space.placements():
-        if _state(space, placement, gpu) <= gpu.memory_bytes:
+        if _state(space, placement, gpu) <= gpu.limit_bytes:
             yield from space.micro_batches(placement)
 
 

@@ -29,6 +29,9 @@ from trainer.planner.ranking import Choice, Ranked, any_fits, fewest_bytes
 from trainer.planner.traced import traced_stages
 from trainer.units import GIB
 
+MOST_KINDS = 3
+"""Of larger GPUs that would do, how many are named: the smallest."""
+
 TRACED = 3
 """Layouts whose memory is confirmed by tracing the step."""
 WORTH_IT = 0.01
@@ -111,6 +114,7 @@ def search(
         fixed |= config.mesh.fixed
     space = Space(config, gpus, fixed)
     cluster = Cluster(load(gpu) if isinstance(gpu, str) else gpu, gpus_per_node)
+    cluster.gpu.require(config.precision.compute)
     if not any(True for placement in space.placements() for _ in space.micro_batches(placement)):
         raise ConfigError(_unplaced(space))
     compiler = compiler or partial(compile_step, gpu=cluster.gpu, gpus_per_node=gpus_per_node)
@@ -202,14 +206,14 @@ def _none_left(refused: list[Choice]) -> str:
     needed, gpu = nearest.bytes_per_gpu, nearest.estimate.gpu
     return (
         f"nothing fits: {len(refused)} layouts seemed to, and of these the nearest, {nearest.candidate}, needs "
-        f"{needed / GIB:.1f} GiB of each {gpu.name}, {(needed - gpu.memory_bytes) / GIB:.1f} more than there are "
+        f"{needed / GIB:.1f} GiB of each {gpu.name}, {(needed - gpu.limit_bytes) / GIB:.1f} more than there are "
         f"({nearest.known_by}); use more GPUs, or larger ones"
     )
 
 
 def _too_large(space: Space, cluster: Cluster) -> str:
     """By how much the nearest misses, and what of more GPUs, larger GPUs and fewer fixed settings is enough."""
-    needed, has = fewest_bytes(space, cluster.gpu), cluster.gpu.memory_bytes
+    needed, has = fewest_bytes(space, cluster.gpu), cluster.gpu.limit_bytes
     return (
         f"nothing fits on {space.gpus} x {cluster.gpu.name}: the nearest needs {needed / GIB:.1f} GiB of each, "
         f"{(needed - has) / GIB:.1f} more than there are; would fit: "
@@ -223,7 +227,9 @@ def _helps(space: Space, cluster: Cluster) -> Iterator[str]:
     counts = (space.gpus * 2**power for power in range(1, 5))
     enough = (count for count in counts if any_fits(dataclasses.replace(space, gpus=count), cluster.gpu))
     yield from (f"{count} GPUs" for count in islice(enough, 1))
-    yield from (f"GPUs of kind {kind}" for kind in KINDS if any_fits(space, load(kind)))
+    larger = (gpu for gpu in map(load, KINDS) if gpu.limit_bytes > cluster.gpu.limit_bytes)
+    large_enough = (gpu for gpu in sorted(larger, key=attrgetter("limit_bytes")) if any_fits(space, gpu))
+    yield from (f"GPUs of kind {gpu.name}" for gpu in islice(large_enough, MOST_KINDS))
     offloads = (settings for settings, offloaded in _with_offload(space) if any_fits(offloaded, cluster.gpu))
     yield from (written(settings) for settings in islice(offloads, 1))
 

@@ -187,7 +187,9 @@ class Step:
         """Seconds of one micro-batch's activations on their way to the host in its forward pass, as far as nothing
         hides them, and back in its backward pass."""
         a, layers = self.a, self.a.depth * self.a.chunks
-        once = layers * bytes_on_host(a, self.costs.block) / self.cluster.gpu.host_bandwidth
+        if not (kept := bytes_on_host(a, self.costs.block)):
+            return 0.0
+        once = layers * kept / self.cluster.gpu.of_host("host_bandwidth")
         return self.exposed("to_host", once, self.forward.work * layers) + once
 
     @cached_property
@@ -197,9 +199,10 @@ class Step:
         layer begins when nearly all is there that it needs. A disk is at work beside all of that, and what is beside
         its layers waits for them."""
         a = self.a
-        shards = self.fullest.streamed(a) / a.shares
-        sums = 4 * shards / self.cluster.gpu.host_bandwidth
-        weights = 2 * a.itemsize * shards / self.cluster.gpu.host_bandwidth
+        if not (shards := self.fullest.streamed(a) / a.shares):
+            return 0.0
+        sums = 4 * shards / self.cluster.gpu.of_host("host_bandwidth")
+        weights = 2 * a.itemsize * shards / self.cluster.gpu.of_host("host_bandwidth")
         not_first, layers = 1 - 1 / a.micro_batches, a.depth * a.chunks
         lane = layers_lane(a, self.fullest, self.cluster.gpu)
         if lane is None:

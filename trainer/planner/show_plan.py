@@ -25,7 +25,7 @@ from trainer.planner.links import Cluster
 from trainer.planner.plan import Plan, on, plan
 from trainer.planner.show_compiled import compared, compiled_tables
 from trainer.planner.show_overlap import overlap_table, overlapped
-from trainer.planner.words import ASSUMED, HOST_UPDATE, MEMORY, SECONDS, fullest
+from trainer.planner.words import ASSUMED, HOST_UPDATE, MEMORY, SECONDS, fullest, near, room
 from trainer.show import OFF_DEVICE
 from trainer.tables import make_table, wide_console
 from trainer.units import GIB
@@ -104,9 +104,12 @@ def _summary(made: Plan, tokens: float | None, storage: float | None) -> Table:
     if made.assumed:
         table.add_row("", made.assumed)
     verdict = "fits" if made.fits else "does not fit"
-    over = made.memory.total - made.memory_bytes
+    over = made.memory.total - made.limit_bytes
     more = "" if made.fits else f", {over / GIB:.1f} GiB too much"
-    table.add_row("memory", f"{verdict}: {made.memory.total / GIB:.1f} of {made.memory_bytes / GIB:.1f} GiB{more}")
+    table.add_row("memory", f"{verdict}: {made.memory.total / GIB:.1f} of {made.limit_bytes / GIB:.1f} GiB{more}")
+    table.add_row("", room(made))
+    if warning := near(made):
+        table.add_row("", f"NEAR: {warning}")
     if len(made.stages) > 1:
         table.add_row("", fullest(made))
     if made.host_bytes:

@@ -93,6 +93,7 @@ def as_dict(found: Found) -> dict[str, Any]:
         "gpus": found.space.gpus,
         "gpus_per_node": found.cluster.gpus_per_node,
         "memory_bytes": found.cluster.gpu.memory_bytes,
+        "limit_bytes": found.cluster.gpu.limit_bytes,
         "fixed": sorted(found.space.fixed),
         "offload": found.offload,
         "best": [_choice_as_dict(choice) for choice in found.best],
@@ -149,7 +150,7 @@ def _without_layout(source: Source) -> None:
 def _print(found: Found, console: Console) -> None:
     fixed = ", ".join(f"{key}={attrgetter(key)(found.space.config)}" for key in sorted(found.space.fixed))
     console.print(f"{_gpus(found)}; fixed: {fixed or 'nothing'}", highlight=False, markup=False)
-    console.print(_table(found))
+    console.print(_table(found, console))
     reasons = Table.grid(padding=(0, 2))
     for label, text in _reasons(found, "the same command with --compile 1"):
         reasons.add_row(label, text)
@@ -160,7 +161,18 @@ def _gpus(found: Found) -> str:
     return f"{found.space.gpus:,} x {found.cluster.gpu.name}, {found.cluster.gpus_per_node} to a node"
 
 
-COLUMNS: dict[str, Callable[[Choice], str]] = {
+Columns = dict[str, Callable[[Choice], str]]
+"""Heading -> what stands below it."""
+COMPILED = "compiled GiB"
+NUMBERS: Columns = {
+    "s/step": lambda choice: f"{choice.seconds:.3g}",
+    "tokens/s/GPU": lambda choice: f"{choice.tokens_per_second_per_gpu:,.0f}",
+    "MFU": lambda choice: f"{choice.estimate.mfu:.1%}",
+    "bubble": lambda choice: f"{choice.estimate.seconds.bubble / choice.seconds:.1%}",
+    "GiB": lambda choice: f"{choice.memory.total / GIB:.1f}{' ' if choice.traced else '~'}",
+    COMPILED: lambda choice: "-" if choice.compiled is None else f"{choice.bytes_per_gpu / GIB:.1f}",
+}
+COLUMNS: Columns = {
     "pipeline": lambda choice: f"{choice.candidate.pipeline}",
     "replica": lambda choice: f"{choice.candidate.replica}",
     "data": lambda choice: f"{choice.candidate.data}",
@@ -169,18 +181,22 @@ COLUMNS: dict[str, Callable[[Choice], str]] = {
     "schedule": lambda choice: _schedule(choice.candidate),
     "micro": lambda choice: f"{choice.candidate.micro}",
     "recompute": lambda choice: choice.candidate.recompute,
-    "s/step": lambda choice: f"{choice.seconds:.3g}",
-    "tokens/s/GPU": lambda choice: f"{choice.tokens_per_second_per_gpu:,.0f}",
-    "MFU": lambda choice: f"{choice.estimate.mfu:.1%}",
-    "bubble": lambda choice: f"{choice.estimate.seconds.bubble / choice.seconds:.1%}",
-    "GiB": lambda choice: f"{choice.memory.total / GIB:.1f}{' ' if choice.traced else '~'}",
-    "compiled": lambda choice: "-" if choice.compiled is None else f"{choice.bytes_per_gpu / GIB:.1f}",
+    **NUMBERS,
     "besides matmuls": lambda choice: ", ".join(f"{name} {part:.0%}" for name, part in _terms(choice)[:2]),
 }
-TEXTS = ("schedule", "recompute", "besides matmuls")
+TEXTS = ("layout", "schedule", "recompute", "besides matmuls")
 
 
-def _table(found: Found) -> Table:
+def _table(found: Found, console: Console) -> Table:
+    """A column for each setting, or, where the console is too narrow for that, one line of words for all of them."""
+    compared = _columns(found, COLUMNS)
+    any_width = console.options.update(max_width=sys.maxsize)
+    if console.measure(compared, options=any_width).maximum <= console.width:
+        return compared
+    return _columns(found, {"layout": lambda choice: _in_words(choice.candidate)} | NUMBERS)
+
+
+def _columns(found: Found, columns: Columns) -> Table:
     table = Table(
         title="The fastest of each mesh",
         title_justify="left",
@@ -189,12 +205,20 @@ def _table(found: Found) -> Table:
         padding=(0, 1, 0, 0),
     )
     is_compiled = found.winner.compiled is not None
-    columns = {heading: cell for heading, cell in COLUMNS.items() if is_compiled or heading != "compiled"}
-    for heading in columns:
-        table.add_column(heading, justify="left" if heading in TEXTS else "right")
+    told = {heading: cell for heading, cell in columns.items() if is_compiled or heading != COMPILED}
+    for heading in told:
+        is_text = heading in TEXTS
+        table.add_column(heading, justify="left" if is_text else "right", no_wrap=heading != "layout", overflow="fold")
     for choice in found.best:
-        table.add_row(*(cell(choice) for cell in columns.values()))
+        table.add_row(*(cell(choice) for cell in told.values()))
     return table
+
+
+def _in_words(candidate: Candidate) -> str:
+    mesh = " x ".join(f"{axis} {size}" for axis, size in candidate.mesh.items() if size > 1) or "one device"
+    stages = [_schedule(candidate)] if candidate.pipeline > 1 else []
+    zero = [f"zero {candidate.zero}"] if candidate.data > 1 else []
+    return ", ".join([mesh, *zero, *stages, f"micro {candidate.micro}", f"recompute {candidate.recompute}"])
 
 
 def _schedule(candidate: Candidate) -> str:
@@ -222,7 +246,7 @@ def _reasons(found: Found, compiling: str) -> Iterator[tuple[str, str]]:
     yield "time", "; ".join(f"{part:.0%} {name} ({SECONDS[name]})" for name, part in terms)
     gains = [f"{faster.gain:+.1%} tokens/s {faster.what}" for faster in found.faster]
     yield "faster", "; ".join(gains) or "by no network, memory or batch twice as large"
-    have = found.cluster.gpu.memory_bytes
+    have = found.cluster.gpu.limit_bytes
     traced = sum(choice.traced is not None for choice in found.best)
     told = f"of {have / GIB:.1f} GiB; of the first {traced} from the traced step, ~ by closed forms"
     if found.winner.compiled is None:
@@ -244,7 +268,7 @@ def _reasons(found: Found, compiling: str) -> Iterator[tuple[str, str]]:
 
 def _header(found: Found, name: str, out: Path, gpu: str) -> str:
     """The comment that opens the winner's config."""
-    winner, have = found.winner, found.cluster.gpu.memory_bytes
+    winner, have = found.winner, found.cluster.gpu.limit_bytes
     predicted = (
         f"{winner.seconds:.3g} s per step, {winner.tokens_per_second_per_gpu:,.0f} tokens/s per GPU, MFU "
         f"{winner.estimate.mfu:.1%}, {winner.memory.total / GIB:.1f} of {have / GIB:.1f} GiB"

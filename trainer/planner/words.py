@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from trainer.planner.plan import Plan
+from trainer.planner.ranking import MARGIN
+from trainer.units import GIB
 
 # What each kind of bytes is, as `trainer.planner.memory` counts it.
 MEMORY = {
@@ -15,7 +17,7 @@ MEMORY = {
     "gathered": "weights of the part at work, under ZeRO 3",
     "pipeline": "messages between stages",
     "collectives": "copies of what is reduced or gathered",
-    "overhead": "driver, libraries, NCCL, what the allocator wastes",
+    "overhead": "driver, libraries, NCCL: outside of what JAX takes",
 }
 SECONDS = {
     "matmul": "matrices of layers and head",
@@ -37,6 +39,18 @@ HOST_UPDATE = {
     "nvme": "disks, read and written",
 }
 ASSUMED = "Rates of the GPU's file, which are a DGX node's by data sheets: put in those of your hosts."
+
+
+def room(made: Plan) -> str:
+    """What the total is judged by."""
+    return f"{made.limit_bytes / GIB:.1f} of the GPU's {made.memory_bytes / GIB:.1f} GiB may be filled"
+
+
+def near(made: Plan) -> str | None:
+    """A warning, where it fits and may yet not: what the compiler sets aside is known to within a margin."""
+    if not made.fits or made.fits_surely:
+        return None
+    return f"less than {MARGIN:.0%} is left, which plans have been wrong by: --compile tells what XLA sets aside"
 
 
 def fullest(made: Plan) -> str:

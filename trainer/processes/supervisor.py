@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.commands.exit_codes import SIGNALLED, WRONG_INPUT
+from trainer.commands.exit_codes import NOT_AGAIN, SIGNALLED
 from trainer.config_source import with_decided
 from trainer.errors import ConfigError
 from trainer.processes.children import STOPPED, Children, Command, End, passed_on
@@ -36,7 +36,7 @@ def supervise(make: Callable[[int], list[Command]], restarts: int, say: Callable
         if end.code == 0 or end.code in STOPPED:
             return end.code
         _tell(end, len(commands), say)
-        if end.code == WRONG_INPUT or children.is_asked or done == restarts:
+        if end.code in NOT_AGAIN or children.is_asked or done == restarts:
             break
         wait = min(2.0**done, _LONGEST_WAIT)
         say(f"starts again from the newest checkpoint in {wait:.0f} s (restart {done + 1} of {restarts} at most)")
@@ -49,7 +49,7 @@ def _tell(end: End, count: int, say: Callable[[str], None]) -> None:
     """Of the first process everything has been heard already."""
     lines = "".join(f"\n  {line}" for line in end.lines) if end.process else ""
     others = ", and the others were ended" if count > 1 else ""
-    if end.process or end.code != WRONG_INPUT or end.is_foreign:
+    if end.process or end.code not in NOT_AGAIN or end.is_foreign:
         say(f"error: {end.how}{others}" + (f"; its last lines:{lines}" if lines else ""))
 
 

@@ -51,6 +51,26 @@ def test_what_is_not_finite_is_told_and_is_no_part_of_the_usual(loss: float, nor
     assert guard.memory()["window"] == []
 
 
+def test_steps_in_a_row_that_change_nothing_are_counted_over_a_restart() -> None:
+    config = FailuresConfig(on_spike="skip", window=4)
+    guard = Guard(config, every=1)
+    found(guard, [1.0] * 4 + [math.nan] * 2)
+    assert guard.skips == 2
+    resumed = Guard(config, every=1)
+    resumed.recall(json.loads(json.dumps(guard.memory())))
+    trouble = resumed.look(7, 9.0, 1.0)  # a spike
+    assert trouble is not None
+    assert trouble.skips == resumed.skips == 3
+    assert resumed.look(8, 1.0, 1.0) is None
+    assert resumed.skips == 0
+
+
+def test_steps_that_go_wrong_and_are_not_skipped_do_not_count() -> None:
+    guard = Guard(FailuresConfig(on_nonfinite="rollback"), every=1)
+    found(guard, [math.nan] * 3)
+    assert guard.skips == 0
+
+
 def test_limits_are_renewed_only_when_the_host_has_read_the_steps_before() -> None:
     """With every=5, step 9 is still judged by what was usual up to step 5."""
     losses = [1.0] * 5 + [1.4] * 3 + [1.6, 1.6]

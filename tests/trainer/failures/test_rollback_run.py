@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from tests.trainer import small
 from tests.trainer.failures import bad_batches
 from trainer import Config, Trainer
 from trainer.cli import app
+from trainer.commands.exit_codes import PERMANENT
 from trainer.errors import TrainingError
 from trainer.failures.rollbacks import Rollback
 from trainer.lines import read_jsonl
@@ -103,13 +105,28 @@ def test_it_stops_and_says_where(make: Make, monkeypatch: pytest.MonkeyPatch, tm
     run = make(failures={f"on_{kind}": "stop"} | ({"window": 3} if kind == "spike" else {}))
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(run.config.to_dict()), encoding="utf-8")
     result = CliRunner().invoke(app, ["train", str(tmp_path / "config.yaml")])
-    assert result.exit_code == 1
+    assert result.exit_code == PERMANENT  # started again, it would stop there again
     why = "its loss is not finite" if kind == "nonfinite" else "its gradient norm, "
     assert result.stderr.startswith(f"error: step 7 went wrong: {why}")
     assert "on batch 6: samples 48 to 55); the newest checkpoint is that of step 6" in result.stderr
     assert run.checkpoints.steps() == [3, 6]
     *_, end = read_jsonl(run.folder / "events.jsonl")
     assert (end["event"], end["reason"][:18]) == ("end", "step 7 went wrong:")
+
+
+def test_a_run_that_has_diverged_is_no_success(make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And the steps of the process before count."""
+    diverges = {"learning_rate": 1e30, "schedule": "constant"}
+    run = make(failures={"most_skips": 8}, optimizer=diverges)
+    run.train(6)
+    said = re.search(r"WARNING: the last (\d) steps changed nothing", capsys.readouterr().out)
+    assert said is not None
+    assert int(said[1]) >= 3
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(run.config.to_dict()), encoding="utf-8")
+    result = CliRunner().invoke(app, ["train", str(tmp_path / "config.yaml")])
+    assert result.exit_code == PERMANENT
+    assert result.stderr.startswith("error: the run has diverged: the last 8 steps, ")
+    assert "the newest checkpoint is that of step 6. Lower optimizer.learning_rate" in result.stderr
 
 
 def test_it_does_not_go_back_for_ever(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

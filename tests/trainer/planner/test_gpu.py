@@ -9,8 +9,11 @@ import pytest
 
 import trainer.planner
 from trainer.chips import peak_flops
+from trainer.config import Config
 from trainer.errors import ConfigError
-from trainer.planner.gpu import KINDS, load
+from trainer.planner.compiled import compile_step
+from trainer.planner.gpu import ALIASES, KINDS, described, load
+from trainer.planner.plan import plan
 
 H100 = Path(trainer.planner.__file__).parent / "gpus/h100.yaml"
 XLA_DIES_WITHOUT = ("threads_per_warp", "block_dim_limit_x", "shared_memory_per_block_optin", "cuda_compute_capability")
@@ -20,12 +23,18 @@ XLA_DIES_WITHOUT = ("threads_per_warp", "block_dim_limit_x", "shared_memory_per_
 def test_what_is_reached_is_below_the_data_sheet(kind: str) -> None:
     gpu = load(kind)
     assert gpu.name == kind
-    assert 0.5 * gpu.peak_flops < gpu.flops(2) < gpu.matmul_flops < gpu.peak_flops
-    assert gpu.nvlink.bandwidth < gpu.nvlink_bandwidth
-    assert gpu.flops(4) == gpu.flops(2) / 2
+    assert 0.5 * gpu.peak_flops < gpu.flops(2) < gpu.peak_flops
+    assert gpu.link.bandwidth < gpu.nvlink_bandwidth
+    assert gpu.flops(4) <= 0.51 * gpu.flops(2)
+    assert gpu.memory_bytes >= gpu.limit_bytes > gpu.pool_bytes > 0.9 * (gpu.memory_bytes - gpu.reserved_bytes)
+    assert described(gpu.device_kind) == gpu
+    assert peak_flops(gpu.device_kind, "float16") == gpu.peak_flops
 
 
-@pytest.mark.parametrize("kind", KINDS)
+WITHOUT_TARGET = ("rtx-4090", "rtx-5090", "rtx-6000-ada", "l4", "l40s", "a10g", "v100-32gb")
+
+
+@pytest.mark.parametrize("kind", sorted({*KINDS} - {*WITHOUT_TARGET}))
 def test_the_target_names_the_same_gpu(kind: str) -> None:
     gpu = load(kind)
     fields = dict(re.findall(r"(\w+): ([\w.]+)", gpu.xla_target))
@@ -42,7 +51,7 @@ def test_names_are_read_in_any_case_and_the_nearest_is_told() -> None:
     assert load("H100") == load("h100")
     with pytest.raises(ConfigError, match="no GPU 'h10'; did you mean h100"):
         load("h10")
-    with pytest.raises(ConfigError, match=re.escape("(GPUs: a100, b200, h100, h200, or a YAML file")):
+    with pytest.raises(ConfigError, match=re.escape(f"no GPU 'mi300x' (GPUs: {', '.join(KINDS)}, or a YAML file")):
         load("mi300x")
 
 
@@ -58,7 +67,7 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
         (
             "peak_flops",
             "peek_flops",
-            r"peak_flops: missing \(is it what peek_flops should be\?\); begin with a copy of",
+            r"peak_flops: missing \(is it what peek_flops should be\?\); a GPU's file needs name, peak_flops, ",
         ),
         ("bandwidth: 373e9, ", "", "nvlink.bandwidth: missing"),
         ("multiprocessors: 132", "multiprocessors: many", r"mine.yaml:\d+: multiprocessors: expected a whole number"),
@@ -71,6 +80,65 @@ def test_a_wrong_file_is_refused_by_key(tmp_path: Path, written: str, instead: s
     mine.write_text(H100.read_text().replace(written, instead))
     with pytest.raises(ConfigError, match=message):
         load(str(mine))
+
+
+MINE = """
+name: mine
+peak_flops: 100e12
+memory_bytes: 24e9
+memory_bandwidth: 1e12
+nvlink_bandwidth: 32e9
+network_bandwidth: 3e9
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    file = tmp_path / "mine.yaml"
+    file.write_text(MINE)
+    return file
+
+
+def test_a_file_needs_only_what_every_plan_is_made_of(mine: Path) -> None:
+    config = Config.from_dict({"batch": {"global": 64}, "mesh": {"data": -1}})
+    made = plan(config, str(mine), 16)
+    assert made.fits
+    assert made.memory.overhead == load("h100").reserved_bytes
+    for line in MINE.split("\n")[1:-1]:
+        mine.write_text(MINE.replace(f"{line}\n", ""))
+        with pytest.raises(ConfigError, match=rf"mine.yaml: {line.partition(':')[0]}: missing"):
+            load(str(mine))
+
+
+def test_what_needs_more_of_a_file_says_what(mine: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^GPU mine cannot be compiled for .* no xla_target.* one of a100, a6000,"):
+        compile_step(Config.from_dict({"mesh": {"data": 8}}), load(str(mine)))
+    with pytest.raises(ConfigError, match=r"^host_bandwidth of GPU mine: missing"):
+        plan(Config.from_dict({"offload": {"optimizer": "host"}, "mesh": {"data": 2}}), str(mine))
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("RTX 4090", "rtx-4090"),
+        ("NVIDIA GeForce RTX 5090", "rtx-5090"),
+        ("nvidia_l4", "l4"),
+        ("Tesla V100", "v100-32gb"),
+    ],
+)
+def test_a_name_is_known_however_it_is_written(written: str, name: str) -> None:
+    assert load(written).name == name
+
+
+def test_other_names_are_of_gpus_that_there_are() -> None:
+    assert {load(alias).name for alias in ALIASES} == {*ALIASES.values()} <= {*KINDS}
+
+
+def test_a_gpu_without_bfloat16_is_not_planned_with_it() -> None:
+    tree = {"precision": {"compute": "bfloat16"}, "mesh": {"data": 8}}
+    with pytest.raises(ConfigError, match=r"GPU v100-32gb does not multiply bfloat16; use precision.compute=float16"):
+        plan(Config.from_dict(tree), "v100")
+    assert plan(Config.from_dict(tree, {"precision.compute": "float16"}), "v100").fits
 
 
 def test_a_missing_file(tmp_path: Path) -> None:

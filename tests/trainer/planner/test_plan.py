@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 from collections import Counter, defaultdict
 from functools import cache
 from pathlib import Path
@@ -75,6 +76,14 @@ def test_golden_plan(name: str) -> None:
     if os.environ.get("UPDATE_GOLDEN"):
         golden.write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
     assert tree == json.loads(golden.read_text(encoding="utf-8"))
+
+
+def test_every_number_has_a_unit(capsys: pytest.CaptureFixture[str]) -> None:
+    show_plan(config("gpt2-124m", "offload.optimizer=host", "zero.stage=1"), "h100", 8, 8)
+    tables = re.split(r"^(?=\S)", capsys.readouterr().out, flags=re.MULTILINE)
+    headings = {title: table.splitlines()[2].split() for table in tables if (title := table.split("\n")[0].strip())}
+    assert headings["Memory of each GPU"] == headings["Off the GPU, for each GPU"] == ["GiB"]
+    assert headings["Time of a step"] == ["seconds", "part"]
 
 
 @pytest.mark.parametrize("name", CONFIGS)

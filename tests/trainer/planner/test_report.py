@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from sharding.mesh import AXES
 from tests.trainer.page.reader import BROWSER, Page, browse, images
 from tests.trainer.planner.arrangements import tiny
 from trainer.cli import app
 from trainer.config import Config
 from trainer.page import numbers
+from trainer.picture import Label, Rect
 from trainer.planner import Plan, plan
 from trainer.planner.arrangement import Arrangement
 from trainer.planner.gpu import load
@@ -102,7 +104,7 @@ def test_every_stage_has_a_bar_as_long_as_what_it_needs(name: str) -> None:
         assert kind == "left"
         assert len(parts) == sum(size > 0 for size in asdict(stage).values())
         filled = sum(width for _, width in parts)
-        assert filled / limit == pytest.approx(stage.total / planned.memory_bytes, rel=1e-4)
+        assert filled / limit == pytest.approx(stage.total / planned.limit_bytes, rel=1e-4)
         assert max(filled, limit) <= 100
     assert sum(width for _, width in seconds) == pytest.approx(100, abs=1e-2)
 
@@ -119,7 +121,7 @@ def test_the_fullest_stage_is_marked_where_stages_differ() -> None:
 
 def test_what_does_not_fit_says_by_how_much_and_what_helps() -> None:
     planned, text = made("llama3-8b")
-    over = (planned.memory.total - planned.memory_bytes) / GIB
+    over = (planned.memory.total - planned.limit_bytes) / GIB
     assert f"llama3-8b does not fit on 8 × h100: it needs {planned.memory.total / GIB:.1f} of the" in text
     assert f"{over:.1f} GiB too much, and most of it, {planned.memory.activations / GIB:.1f} GiB, for activ" in text
     assert re.findall(r"<li><code>(.*?)</code>", text) == list(planned.helps)
@@ -188,6 +190,21 @@ def test_every_gpu_of_a_node_has_its_place() -> None:
     assert places(drawn) == 2 * ["d0", "t0", "d0", "t1", "d1", "t0", "d1", "t1"]
     assert ">node 0: pipeline 0<" in drawn
     assert ">node 1: pipeline 1<" in drawn
+
+
+def test_titles_of_nodes_are_whole() -> None:
+    """Of nodes with one GPU, too, whose boxes would be small."""
+    shown = nodes.picture(dict.fromkeys(AXES, 1) | {"pipeline": 12, "replica": 16, "data": 100}, 1)
+    titles = [shape for shape in shown.shapes if isinstance(shape, Label) and "pipeline" in shape.text]
+    boxes = [shape for shape in shown.shapes if isinstance(shape, Rect) and shape.colour == "idle"]
+    assert len(titles) == len(boxes) == nodes.MOST_NODES
+    for title, box in zip(titles, boxes, strict=True):
+        assert title.x + 7.5 * len(title.text) < box.x + box.width
+
+
+def test_why_there_are_two_bubbles_is_said() -> None:
+    _, page = made("bloom-176b")
+    assert "Its bubble is a part of the time that a stage is at work" in page
 
 
 @pytest.mark.parametrize(("gpus_per_node", "more"), [(8, "and 277 more nodes"), (72, "and 8 more GPUs"), (5000, "")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import math
 import re
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 import yaml
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from sharding.pipeline.makers import SCHEDULES
@@ -50,8 +52,8 @@ Mesh = tuple[int, int, int, int]
 
 
 def small(mebibytes: float) -> Gpu:
-    """An H100 that has so little memory, and holds none of it back."""
-    return dataclasses.replace(load("h100"), memory_bytes=mebibytes * 2**20, reserved_bytes=0)
+    """An H100 that has so little memory, all of it for JAX."""
+    return dataclasses.replace(load("h100"), memory_bytes=mebibytes * 2**20, memory_fraction=1, reserved_bytes=0)
 
 
 def mesh_of(made: Estimate) -> Mesh:
@@ -254,6 +256,25 @@ def test_people_are_told_what_was_found_and_why(config: Path) -> None:
     assert len(re.findall(r"^ +(?:\d+ +){5}", result.stdout, re.MULTILINE)) == 2  # meshes, and their ZeRO stages
 
 
+@pytest.mark.parametrize("width", [80, 100, 120, 200])
+@pytest.mark.parametrize("compiled", [False, True], ids=["predicted", "compiled"])
+def test_no_number_is_cut_however_narrow_the_terminal(
+    every: list[Estimate], compiles: None, width: int, compiled: bool
+) -> None:
+    found = search(Config.from_dict(ODD), "h100", GPUS, GPUS_PER_NODE, 3, compiled=2 if compiled else 0)
+    console = Console(width=width, file=io.StringIO())
+    show_search._print(found, console)
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "…" not in printed
+    assert max(map(len, printed.splitlines())) <= width
+    words = printed.split()
+    for heading in ("s/step", "tokens/s/GPU", "MFU", "bubble", "GiB", *(["compiled"] if compiled else [])):
+        assert heading in words
+    for choice in found.best:
+        assert f"{choice.tokens_per_second_per_gpu:,.0f}" in words
+        assert f"{choice.estimate.mfu:.1%}" in words
+
+
 def test_what_compiles_not_to_fit_is_told(
     config: Path, tmp_path: Path, compiles: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -264,7 +285,7 @@ def test_what_compiles_not_to_fit_is_told(
     gpu = tmp_path / "gpu.yaml"
     described = yaml.safe_load((FOLDER / "h100.yaml").read_text())
     memory = 1.001 * (winner["bytes_per_gpu"] - winner["overhead_bytes"])
-    gpu.write_text(yaml.safe_dump(described | {"memory_bytes": memory, "reserved_bytes": 0}))
+    gpu.write_text(yaml.safe_dump(described | {"memory_bytes": memory, "memory_fraction": 1, "reserved_bytes": 0}))
     out = tmp_path / "found.yaml"
     at_first = run(*args, "--gpu", str(gpu))
     assert re.search(
@@ -352,7 +373,7 @@ def test_what_fits_in_no_other_way_is_offloaded_and_no_more_than_that(
     gpu, out = tmp_path / "gpu.yaml", tmp_path / "found.yaml"
     described = yaml.safe_load((FOLDER / "h100.yaml").read_text())
     memory = part * fewest_bytes(space, small(1))
-    gpu.write_text(yaml.safe_dump(described | {"memory_bytes": memory, "reserved_bytes": 0}))
+    gpu.write_text(yaml.safe_dump(described | {"memory_bytes": memory, "memory_fraction": 1, "reserved_bytes": 0}))
     args = [str(config), *deep, "--gpus", "2", "--top", "1", "--gpu", str(gpu)]
     result = run(*args, "--out", str(out))
     assert result.exit_code == 0, result.output

@@ -39,6 +39,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         ("kill -KILL $$", 137, 3),
         ("exit 137", 137, 3),  # as a shell says it of what it ran
         ("exit 2", 2, 0),
+        ("exit 3", 3, 0),
         ("exit 130", 130, 0),
         ("exit 143", 143, 0),
     ],

@@ -23,7 +23,7 @@ from trainer.planner.arrangement import Arrangement
 from trainer.planner.gpu import Gpu
 from trainer.planner.plan import Plan
 from trainer.planner.report import alternatives, colours, nodes, roofline, verdict
-from trainer.planner.words import MEMORY, SECONDS
+from trainer.planner.words import MEMORY, SECONDS, near, room
 
 LINKS = {"nvlink": "NVLink", "network": "network"}
 ROOM = 1.03
@@ -69,14 +69,16 @@ def _render(template: str, context: dict[str, Any]) -> str:
 
 def _of_plan(made: Plan, name: str, tokens: float | None, storage: float | None) -> dict[str, Any]:
     """What a plan tells by itself."""
-    scale = ROOM * max(made.memory.total, made.memory_bytes)
+    scale = ROOM * max(made.memory.total, made.limit_bytes)
     return {
         "name": name,
         "plan": made,
         "verdict": verdict.verdict(name, made),
         "facts": verdict.facts(made, tokens, storage),
         "stages": [stack(asdict(stage), MEMORY, colours.MEMORY, scale) for stage in made.stages],
-        "limit": 100 * made.memory_bytes / scale,
+        "limit": 100 * made.limit_bytes / scale,
+        "room": room(made),
+        "near": near(made),
         "spent": stack(asdict(made.seconds), SECONDS, colours.SECONDS, made.seconds.total),
         "axes": nodes.axes(made.mesh, made.gpus_per_node),
         "nodes": nodes.picture(made.mesh, made.gpus_per_node),

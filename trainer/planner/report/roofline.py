@@ -66,8 +66,8 @@ def reached(gpu: Gpu, itemsize: int) -> Roof:
 
 
 def peak(gpu: Gpu, itemsize: int) -> Roof:
-    """What the data sheet says; float32 is multiplied as TF32, at half the speed of 16 bits."""
-    return Roof(gpu.peak_flops * 2 / max(itemsize, 2), gpu.memory_bandwidth)
+    """What the data sheet says."""
+    return Roof(gpu.peak(itemsize), gpu.memory_bandwidth)
 
 
 def parts(arrangement: Arrangement, gpu: Gpu, gpus_per_node: int) -> list[Work]:

@@ -17,11 +17,12 @@ BANDWIDTHS = (1e9, 10e9, 100e9)
 
 def verdict(name: str, made: Plan) -> str:
     """Whether it fits and why, with the stage that decides it."""
-    total, have = made.memory.total, made.memory_bytes
+    total, have = made.memory.total, made.limit_bytes
     where = f"{made.gpus:,} × {made.gpu}"
     stages = f"; {fullest(made)}" if len(made.stages) > 1 else ""
     if made.fits:
-        return f"{name} fits on {where}: it needs {total / GIB:.1f} of the {have / GIB:.1f} GiB of each{stages}."
+        fits = "fits" if made.fits_surely else "barely fits"
+        return f"{name} {fits} on {where}: it needs {total / GIB:.1f} of the {have / GIB:.1f} GiB of each{stages}."
     kind, most = max(asdict(made.memory).items(), key=lambda part: part[1])
     return (
         f"{name} does not fit on {where}: it needs {total / GIB:.1f} of the {have / GIB:.1f} GiB of each, "
