@@ -5,10 +5,12 @@ Knows nothing of meshes, data or optimizers.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
+
+from models.float32 import Float32
 
 _STRICT = ConfigDict(extra="forbid")
 
@@ -17,11 +19,11 @@ _STRICT = ConfigDict(extra="forbid")
 class RopeScaling:
     """Llama 3's frequency scaling: long wavelengths are stretched by `factor`, short ones kept."""
 
-    factor: float = Field(default=8.0, ge=1)
+    factor: Annotated[float, Float32(ge=1)] = 8.0
     """How much long wavelengths are stretched."""
-    low_frequency_factor: float = 1.0
+    low_frequency_factor: Annotated[float, Float32()] = 1.0
     """Wavelengths over original_context / this are stretched in full."""
-    high_frequency_factor: float = 4.0
+    high_frequency_factor: Annotated[float, Float32()] = 4.0
     """Wavelengths under original_context / this are kept."""
     original_context: int = Field(default=8192, ge=1)
     """The context that the unscaled frequencies were trained with."""
@@ -60,12 +62,12 @@ class ModelConfig:
 
     positions: Literal["rope", "alibi", "learned"] = "rope"
     """How tokens know where they are: rotary, ALiBi, or a learned table of `context` rows."""
-    rope_theta: float = Field(default=10_000.0, gt=0)
+    rope_theta: Annotated[float, Float32(ge=1)] = 10_000.0
     """Base of the rotary frequencies."""
     rope_scaling: RopeScaling | None = None
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
     """Of each branch's input and before the head; computed in float32."""
-    norm_epsilon: float = Field(default=1e-5, gt=0)
+    norm_epsilon: Annotated[float, Float32(gt=0)] = 1e-5
     """Added to the mean square (the variance)."""
     activation: Literal["swiglu", "gelu"] = "swiglu"
     """swiglu has a gate matrix; gelu is the tanh approximation that GPT-2 and BLOOM use."""
@@ -77,11 +79,11 @@ class ModelConfig:
     """BLOOM normalises the embeddings before the first block."""
     window: int | None = Field(default=None, ge=1)
     """Sliding-window attention: a query sees this many keys, itself included."""
-    soft_cap: float | None = Field(default=None, gt=0)
+    soft_cap: Annotated[float | None, Float32(gt=0)] = None
     """Attention logits become cap * tanh(logits / cap)."""
-    dropout: float = Field(default=0.0, ge=0, lt=1)
+    dropout: Annotated[float, Float32(ge=0, lt=1)] = 0.0
     """After the embedding and at the end of each attention and MLP branch; not on attention weights."""
-    init_std: float = Field(default=0.02, gt=0)
+    init_std: Annotated[float, Float32(gt=0)] = 0.02
     """Of normal initial weights; / √(2 · layers) for the matrices that end a branch."""
     scan_layers: bool = True
     """One compiled block scanned over the layers; false unrolls them: more to compile, and XLA sees across layers."""

@@ -16,6 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import to_json
 
+from models.float32 import Float32
 from trainer.config_source import Source, dotted
 from trainer.config_yaml import KeyPath
 from trainer.errors import ConfigError
@@ -109,11 +110,11 @@ def _mistyped(info: FieldInfo, value: Any) -> str:
     if bounds:
         kinds[0] += f" ({bounds})"
     given = json.dumps(value, ensure_ascii=False, default=str)
-    return f"expected {' or '.join(kinds)}, got {given}{_hint(info.annotation, value)}"
+    return f"expected {' or '.join(kinds)}, got {given}{_hint(info, value)}"
 
 
-def _hint(annotation: Any, value: Any) -> str:
-    kinds = _kinds(annotation)
+def _hint(info: FieldInfo, value: Any) -> str:
+    kinds = _kinds(info.annotation)
     if isinstance(value, str):
         choices = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
         near = difflib.get_close_matches(value, choices, n=1, cutoff=0.5)
@@ -123,6 +124,10 @@ def _hint(annotation: Any, value: Any) -> str:
             return "; write it without quotes"
     if isinstance(value, float) and int in kinds and value.is_integer():
         return f"; write {int(value)}"
+    if isinstance(value, int | float) and float in kinds:
+        return "".join(
+            f"; {why}" for item in info.metadata if isinstance(item, Float32) and (why := item.becomes(value))
+        )
     return ""
 
 

@@ -15,3 +15,7 @@ class TrainingError(RuntimeError):
 
 class PermanentError(TrainingError):
     """The run cannot go on, and would fail the same way if it were started again. The message says what to change."""
+
+
+class NotFiniteError(PermanentError):
+    """A state with numbers that are not finite, which no checkpoint is made of. The message names its arrays."""

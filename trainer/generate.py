@@ -6,7 +6,6 @@ one token at a time. The blocks are the training model's own, on the training me
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,6 +15,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from models.decoder import STACK, Leaves, Through
+from models.float32 import Float32
 from models.inputs import Cache, Inputs
 from sharding import collectives, tensor
 from sharding.mesh import AXES
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 
 
 Carry = tuple[jax.Array, jax.Array, jax.Array, Cache]  # tokens so far, how many, logits of the next, cache
+
+
+TEMPERATURE = Float32(ge=0, le=1e30)
+"""Times the noise it is still finite."""
 
 
 class Sampling(NamedTuple):
@@ -51,7 +55,9 @@ def generate(
 ) -> str:
     """See Trainer.generate."""
     _require(max_tokens >= 0, f"max_tokens={max_tokens}: use 0 or more")
-    _require(0 <= temperature < math.inf, f"temperature={temperature}: use 0 for the likeliest token, or more")
+    held = TEMPERATURE.becomes(temperature)
+    wanted = f"use 0 for the likeliest token, or more, up to {TEMPERATURE.le:g}"
+    _require(TEMPERATURE.allows(temperature), f"temperature={temperature}: {wanted}{(held and f'; {held}') or ''}")
     _require(top_k is None or top_k >= 1, f"top_k={top_k}: use 1 or more, or None for the whole vocabulary")
     _require(0 <= seed < 2**32, f"seed={seed}: use one from 0 to 2**32 - 1")
     _require(_is_text(prompt), "the prompt is not UTF-8 text; convert it first")

@@ -17,7 +17,7 @@ import jax
 
 from trainer.chips import memory_in_use, memory_taken, peak_flops
 from trainer.display import Display, Lines, make_display
-from trainer.errors import ConfigError, OffloadError
+from trainer.errors import ConfigError, NotFiniteError, OffloadError
 from trainer.events import Events
 from trainer.failures.board import find_board
 from trainer.failures.guard import Trouble
@@ -238,7 +238,7 @@ class Loop:
                     self._require_range(metrics)
                     if stopped_by is not None:
                         self._obey(stopped_by, display)
-                    self._save(measured)
+                    self._save(metrics, measured)
                 if ends:
                     break
         with trainer.phases(SAVE):
@@ -254,13 +254,25 @@ class Loop:
                 "the same command goes on from there"
             )
 
-    def _save(self, measured: Mapping[str, float]) -> None:
-        """Begins to; where that fails, training goes on, and the next one is tried. The last one has to succeed."""
+    def _save(self, metrics: Metrics, measured: Mapping[str, float]) -> None:
+        """Begins to; where that fails, training goes on, and the next one is tried. The last one has to succeed.
+
+        Raises:
+            Setback: the state is not finite, and training is to go back.
+            TrainingError: the state is not finite.
+        """
         self._fetch()
         started = time.perf_counter()
         with self.trainer.phases(SAVE):
             self._try_to_save(self.trainer.checkpoints.wait)  # the one before
-            if self._try_to_save(partial(self.trainer.save, wait=False, measured=measured)):
+            try:
+                is_begun = self._try_to_save(partial(self.trainer.save, wait=False, measured=measured))
+            except NotFiniteError as error:
+                why = f"its state is not finite: {error}"
+                numbers = float(metrics.loss), float(metrics.grad_norm)
+                respond(self.trainer, [Trouble(self.trainer.step, *numbers, "nonfinite", why)])
+                raise  # to skip a step is no help
+            if is_begun:
                 self.events.tell("save", self.trainer.step, seconds_lost=time.perf_counter() - started)
 
     def _try_to_save(self, done: Callable[[], None]) -> bool:

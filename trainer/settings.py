@@ -6,14 +6,17 @@ beside their owners.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
+from models.float32 import Float32
 from trainer.divisors import divisors
 
 _STRICT = ConfigDict(extra="forbid", populate_by_name=True)
+MOST = 2**31 - 1
+"""Of what devices count, in int32."""
 
 
 @dataclass(frozen=True, kw_only=True, config=_STRICT)
@@ -67,13 +70,13 @@ class LossScaleConfig:
     """Whose rule; see [precision.md](precision.md#float16)."""
     initial_power: int = Field(default=16, ge=0, le=32)
     """The first scale is 2 to this power."""
-    window: int = Field(default=1000, ge=1)
+    window: int = Field(default=1000, ge=1, le=MOST)
     """Finite steps in a row before the scale doubles."""
-    hysteresis: int = Field(default=2, ge=1)
+    hysteresis: int = Field(default=2, ge=1, le=MOST)
     """Overflows before the scale is halved."""
     consecutive_hysteresis: bool = False
     """DeepSpeed's rule only: every clean step refills the hysteresis."""
-    minimum: float = Field(default=1.0, gt=0)
+    minimum: Annotated[float, Float32(gt=0)] = 1.0
     """The scale never falls below."""
 
 
@@ -102,26 +105,26 @@ class OptimizerConfig:
 
     name: Literal["adamw", "sgd", "lion"] = "adamw"
     """The update rule."""
-    learning_rate: float = Field(default=3e-4, ge=0)
+    learning_rate: Annotated[float, Float32(ge=0)] = 3e-4
     """At its peak, after the warm-up."""
     schedule: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
     """The shape of the decay."""
-    warmup_steps: int = Field(default=0, ge=0)
+    warmup_steps: int = Field(default=0, ge=0, le=MOST)
     """Steps of linear rise; step 0 already learns."""
-    decay_steps: int | None = Field(default=None, ge=1)
+    decay_steps: int | None = Field(default=None, ge=1, le=MOST)
     """How long the decay takes. cosine, linear: from the end of the warm-up, by default until train.steps; wsd: the
     last steps of the run, by default a tenth of it."""
-    min_ratio: float = Field(default=0.1, ge=0, le=1)
+    min_ratio: Annotated[float, Float32(ge=0, le=1)] = 0.1
     """The last learning rate, as a part of `learning_rate`."""
-    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta1: Annotated[float, Float32(ge=0, lt=1)] = 0.9
     """adamw and lion; the momentum of sgd."""
-    beta2: float = Field(default=0.95, ge=0, lt=1)
+    beta2: Annotated[float, Float32(ge=0, lt=1)] = 0.95
     """adamw: decay of the second moment; lion: of its momentum."""
-    epsilon: float = Field(default=1e-8, gt=0)
+    epsilon: Annotated[float, Float32(gt=0)] = 1e-8
     """adamw: added to the root of the second moment."""
-    weight_decay: float = Field(default=0.1, ge=0)
+    weight_decay: Annotated[float, Float32(ge=0)] = 0.1
     """Decoupled; never on norms and biases."""
-    clip: float | None = Field(default=1.0, gt=0)
+    clip: Annotated[float | None, Float32(gt=0)] = 1.0
     """The largest global gradient norm; null switches clipping off."""
 
 
@@ -137,7 +140,7 @@ class ProfileConfig:
 
 @dataclass(frozen=True, kw_only=True, config=_STRICT)
 class TrainConfig:
-    steps: int = Field(default=1000, ge=0)
+    steps: int = Field(default=1000, ge=0, le=MOST)
     """Optimizer steps of the whole run, skipped ones included."""
     log_every: int = Field(default=10, ge=1)
     """Steps between log lines. The host waits for the devices only then."""

@@ -321,6 +321,7 @@ class Trainer:
 
         Raises:
             ConfigError: the run's folder holds another run.
+            TrainingError: the state has a number that is not finite, and no checkpoint is made of it.
             OSError: it could not be written, or one before that nobody waited for.
         """
         self.open_folder()

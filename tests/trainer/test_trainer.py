@@ -369,6 +369,8 @@ def test_a_text_ends_with_its_document_or_the_context(
         ({"prompt": "a b " * 20}, "tokens, and the model's context holds 32; use at most 31"),
         ({"max_tokens": -1}, "max_tokens=-1: use 0 or more"),
         ({"temperature": -0.5}, "temperature=-0.5: use 0"),
+        ({"temperature": 1e39}, "temperature=1e\\+39: use 0"),
+        ({"temperature": 1e-50}, "temperature=1e-50: use 0 .*; float32, which devices compute in, makes 0 of it"),
         ({"top_k": 0}, "top_k=0: use 1 or more"),
         ({"seed": -1}, "seed=-1: use one from 0"),
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from jax.experimental import multihost_utils
@@ -21,6 +21,14 @@ def of_first(numbers: Sequence[int]) -> list[int]:
     count = int(multihost_utils.broadcast_one_to_all(np.int32(len(numbers))))
     mine = np.resize(np.array(numbers or [0], np.int32), count)
     return [int(number) for number in multihost_utils.broadcast_one_to_all(mine)]
+
+
+def found_by_any(names: Collection[str], of: Sequence[str]) -> list[str]:
+    """Those that any process has found, of names that all have in this order. Asks the others through the devices."""
+    found = np.array([name in names for name in of])
+    if jax.process_count() > 1:
+        found = multihost_utils.process_allgather(found).any(axis=0)
+    return [name for name, is_found in zip(of, found, strict=True) if is_found]
 
 
 def token() -> str:

@@ -10,7 +10,7 @@ import contextlib
 import re
 import shutil
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from trainer.checkpoint.agree import of_first, token
+from trainer.checkpoint.agree import found_by_any, of_first, token
 from trainer.checkpoint.blocks import settle
 from trainer.checkpoint.compare import another_model, differences
 from trainer.checkpoint.damage import Damaged
@@ -31,7 +31,7 @@ from trainer.checkpoint.keep import Keep
 from trainer.checkpoint.later import Later
 from trainer.checkpoint.read import ArrayReader, open_arrays
 from trainer.checkpoint.write import Snapshot
-from trainer.errors import ConfigError, OffloadError
+from trainer.errors import ConfigError, NotFiniteError, OffloadError
 from trainer.processes.membership import is_first, process_count, process_index
 
 if TYPE_CHECKING:
@@ -100,6 +100,7 @@ class Checkpoints:
 
         Raises:
             OSError: this save failed, or the one before did and nobody was told.
+            NotFiniteError: an array has a number that is not finite. Nothing is written, in any process.
             OffloadError: what is to be made later could not be read.
         """
         self._finish()
@@ -117,11 +118,26 @@ class Checkpoints:
             draft.begin(snapshot)
         except OSError as error:
             self._failure = error if isinstance(error, OffloadError) else self._described(step, error)
-            self._tell()
+        bad = found_by_any(snapshot.not_finite, list(snapshot.kinds))
+        self._tell()
+        if bad:
+            draft.abandon()
+        self._require_finite(step, bad)
         saving: Future[None] = Future()
         complete = partial(self._complete, draft, snapshot, dict(meta), dict(metrics or {}), began)
         Thread(target=settle, args=(saving, complete), name="save").start()  # waited for where a script ends
         self._saving = step, saving
+
+    def _require_finite(self, step: int, bad: Sequence[str]) -> None:
+        if not bad:
+            return
+        more = f" and {len(bad) - 1} other arrays" if len(bad) > 1 else ""
+        newest = self.newest()
+        kept = "nothing is saved yet" if newest is None else f"the newest checkpoint is that of step {newest}"
+        raise NotFiniteError(
+            f"step {step} is not saved: {bad[0]}{more} hold numbers that are not finite, and so would all that is "
+            f"trained from them ({kept}); use a lower learning rate"
+        )
 
     def _complete(
         self, draft: Draft, snapshot: Snapshot, meta: Mapping[str, Any], metrics: Mapping[str, float], began: float

@@ -77,16 +77,26 @@ class Draft:
             self._path.rename(self._folder / str(self._step))
             sync(self._folder)
 
+    def abandon(self) -> None:
+        """Instead of `complete`, where all processes do so."""
+        self._remove_own()
+        if self._process == 0:
+            shutil.rmtree(self._path, ignore_errors=True)
+
+    def _remove_own(self) -> None:
+        if self._writer is not None:
+            self._writer.abandon()
+        with contextlib.suppress(OSError):
+            (self._path / f"{self._process}.bin").unlink(missing_ok=True)
+
     @contextlib.contextmanager
     def _telling_others(self) -> Iterator[None]:
         """That this process has failed, where it does."""
         try:
             yield
         except BaseException as error:
-            if self._writer is not None:
-                self._writer.abandon()
+            self._remove_own()  # first: there may be no room for anything else
             with contextlib.suppress(OSError):
-                (self._path / f"{self._process}.bin").unlink(missing_ok=True)  # there may be no room for anything else
                 (self._path / f"{self._process}.failed").write_text(
                     f"process {self._process}: {error}", encoding="utf-8"
                 )

@@ -7,7 +7,7 @@ work. Knows nothing of steps, folders or other processes.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from trainer.checkpoint.blocks import BlockWriter, Workers
 from trainer.checkpoint.boxes import Box, box_of
+from trainer.checkpoint.finite import is_finite, is_in_host_memory, not_finite_on_devices
 from trainer.checkpoint.index import Piece, Saved
 from trainer.checkpoint.later import Later
 
@@ -31,6 +32,9 @@ class Snapshot:
     def __init__(self, arrays: Mapping[str, jax.Array | Later]) -> None:
         now = {name: array for name, array in arrays.items() if isinstance(array, jax.Array)}
         self.later = {name: array for name, array in arrays.items() if isinstance(array, Later)}
+        self.not_finite = set(not_finite_on_devices(now))
+        """Arrays with a number that is not finite, as far as this process has seen them; later ones once they are
+        written."""
         self.kinds = {name: (np.dtype(array.dtype), array.shape) for name, array in arrays.items()}
         shards = {name: list(_own_shards(array, turn)) for turn, (name, array) in enumerate(now.items())}
         for own in shards.values():
@@ -39,6 +43,7 @@ class Snapshot:
         self.parts: dict[str, list[Part]] = {
             name: [(box, np.asarray(shard)) for box, shard in own] for name, own in shards.items()
         }
+        self.not_finite |= {name for name in now if is_in_host_memory(now[name]) and not _are_finite(self.parts[name])}
         del shards
         for array in now.values():
             array.delete()
@@ -71,7 +76,11 @@ class ArrayWriter:
         """
         for turn, (name, later) in enumerate(snapshot.later.items()):
             array = later.make()
-            for _, _, blocks in self._add(name, [(box, np.asarray(shard)) for box, shard in _own_shards(array, turn)]):
+            parts = [(box, np.asarray(shard)) for box, shard in _own_shards(array, turn)]
+            begun = self._add(name, parts)
+            if not _are_finite(parts):
+                snapshot.not_finite.add(name)
+            for _, _, blocks in begun:
                 for block in blocks:
                     block.result()
             array.delete()
@@ -113,6 +122,10 @@ class ArrayWriter:
         self._workers.close()
         with contextlib.suppress(OSError):
             self._file.close()
+
+
+def _are_finite(parts: Iterable[Part]) -> bool:
+    return all(is_finite(data) for _, data in parts)
 
 
 def _own_shards(array: jax.Array, turn: int) -> Iterator[tuple[Box, jax.Array]]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
+
+from models.float32 import Float32
 
 Kind = Literal["nonfinite", "spike"]
 """How a step can go wrong."""
@@ -21,11 +23,11 @@ class FailuresConfig:
     on_spike: Literal["none", "skip", "stop", "rollback"] = "none"
     """The same for a loss or gradient norm that is finite and much larger than before; `none` does not look. Only with
     `skip` does the step change nothing."""
-    spike_loss: float | None = Field(default=1.5, gt=1)
+    spike_loss: Annotated[float | None, Float32(gt=1)] = 1.5
     """A loss so many times the median of the last steps is a spike; null: it is not looked at."""
-    spike_grad_norm: float | None = Field(default=10.0, gt=1)
+    spike_grad_norm: Annotated[float | None, Float32(gt=1)] = 10.0
     """The same for the gradient norm."""
-    window: int = Field(default=100, ge=1)
+    window: int = Field(default=100, ge=1, le=1_000_000)
     """Finite steps that the median is of. Nothing is a spike before there are so many."""
     steps_back: int = Field(default=0, ge=0)
     """A rollback goes to a checkpoint at least so many steps older than the bad step; 0: to the newest before it."""

@@ -26,23 +26,25 @@ PROCESS = """if True:
     folder, rank, address = sys.argv[1], int(sys.argv[2]), sys.argv[3]
     jax.distributed.initialize(address, 2, rank)
     from trainer.checkpoint import Checkpoints, draft
+    from trainer.errors import TrainingError
     draft.TIMEOUT = 30.0
     mesh = jax.make_mesh((4,), ("data",))
     checkpoints = Checkpoints(folder, keep=2)
 
-    def arrays(step):
+    def arrays(step, last=0.0):
         row = np.arange({rows}, dtype=np.float32) + step
+        row[-1] += last
         specs = {{"cut": PartitionSpec("data"), "whole": PartitionSpec(), "also whole": PartitionSpec()}}
         return {{
             name: jax.make_array_from_callback(row.shape, NamedSharding(mesh, spec), lambda at: row[at])
             for name, spec in specs.items()
         }}
 
-    def save(step):
+    def save(step, last=0.0):
         try:
-            checkpoints.save(step, arrays(step), {{"step": step}})
+            checkpoints.save(step, arrays(step, last), {{"step": step}})
             checkpoints.wait()
-        except OSError as error:
+        except (OSError, TrainingError) as error:
             return str(error)
 
     told = [save(1)]
@@ -53,6 +55,7 @@ PROCESS = """if True:
     if rank == 1:
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
     told.append(save(3))
+    told.append(save(4, np.nan))
     abstract = {{
         name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for name, x in arrays(3).items()
     }}
@@ -92,7 +95,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[objec
 
 def test_all_of_them_notice_where_one_fails(run: tuple[Path, list[list[object]]]) -> None:
     for told, steps, same in run[1]:
-        first, second, third = told  # type: ignore[misc]
+        first, second, third, _ = told  # type: ignore[misc]
         assert (first, third) == (None, None)
         assert "The checkpoint of step 2 could not be written" in second
         assert "File too large" in second
@@ -100,6 +103,13 @@ def test_all_of_them_notice_where_one_fails(run: tuple[Path, list[list[object]]]
     (of_another, *_), (of_its_own, *_) = run[1]
     assert "process 1: " in of_another[1]  # type: ignore[index]
     assert "process 1: " not in of_its_own[1]  # type: ignore[index]
+
+
+def test_all_of_them_refuse_what_is_not_finite_in_one(run: tuple[Path, list[list[object]]]) -> None:
+    """A number that process 1 alone has."""
+    for (*_, fourth), steps, _ in run[1]:  # type: ignore[misc]
+        assert "step 4 is not saved: cut and 2 other arrays hold numbers that are not finite" in fourth
+        assert steps == [1, 3]
 
 
 def test_each_writes_its_part_and_one_process_reads_all(run: tuple[Path, list[list[object]]]) -> None:
