@@ -233,7 +233,7 @@ class Loop:
                     self.events.tell("compile", step, seconds_lost=self.logged_at - started)
                 measured: dict[str, float] = {}
                 if train.eval_every is not None and (step == last or (step % train.eval_every == 0 and not ends)):
-                    measured = self._evaluate_or_save(display, sinks)
+                    measured = self._evaluate_or_save(metrics, display, sinks)
                 if saves:
                     self._require_range(metrics)
                     if stopped_by is not None:
@@ -386,7 +386,7 @@ class Loop:
                 f"({kept})"
             )
 
-    def _evaluate_or_save(self, display: Display, sinks: Sinks) -> dict[str, float]:
+    def _evaluate_or_save(self, metrics: Metrics, display: Display, sinks: Sinks) -> dict[str, float]:
         """What was measured. Where that fails, the steps before are saved, and it is raised.
 
         One process of several saves nothing alone: the others may be well, and would not come to it.
@@ -396,7 +396,7 @@ class Loop:
             return self._evaluate(display, sinks)
         except Exception:
             if process_count() == 1:
-                self._save({})
+                self._save(metrics, {})
             raise
 
     def _evaluate(self, display: Display, sinks: Sinks) -> dict[str, float]:

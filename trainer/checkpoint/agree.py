@@ -26,7 +26,7 @@ def of_first(numbers: Sequence[int]) -> list[int]:
 def found_by_any(names: Collection[str], of: Sequence[str]) -> list[str]:
     """Those that any process has found, of names that all have in this order. Asks the others through the devices."""
     found = np.array([name in names for name in of])
-    if jax.process_count() > 1:
+    if membership.process_count() > 1:
         found = multihost_utils.process_allgather(found).any(axis=0)
     return [name for name, is_found in zip(of, found, strict=True) if is_found]
 
