@@ -16,7 +16,9 @@ from sharding.mesh import BATCH_AXES
 from trainer.attention import wanted
 from trainer.config_yaml import KeyPath
 from trainer.divisors import divisors
+from trainer.offload.buckets import UNIT
 from trainer.offload.choice import num_elements, offloaded
+from trainer.offload.config import OffloadConfig
 from trainer.pipeline import find_schedule, is_table, make_schedule, make_stages
 from trainer.processes import elastic
 
@@ -38,6 +40,8 @@ class NoEffect(NamedTuple):
     """How a user writes `setting` with `values`, where it is no key but follows from some."""
 
 
+_MANY_SMALL_BUCKETS, _MANY_BUCKETS = 1000, 100_000
+"""Parts of an offloaded state, of less than some pages and of any size."""
 _NO_ROLLBACK = "neither failures.on_nonfinite=rollback nor failures.on_spike=rollback"
 
 NO_EFFECT = (
@@ -109,6 +113,7 @@ def contradictions(config: Config) -> Iterator[str]:
     yield from _failures(config)
     yield from _replicas(config)
     yield from _offloaded_optimizer(config)
+    yield from _buckets(config, mesh.sizes)
     yield from _offloaded_parameters(config)
     yield from _elastic(config)
 
@@ -296,6 +301,22 @@ def _offloaded_optimizer(config: Config) -> Iterator[str]:
                 f"offload.optimizer_fraction={offload.optimizer_fraction:g} is less than the smallest parameter, and "
                 f"they are offloaded whole; use at least {smallest:.2g}"
             )
+
+
+def _buckets(config: Config, mesh: dict[str, int]) -> Iterator[str]:
+    """Each is a page at least, and some calls: refused are so many that a step would take minutes."""
+    axes = [mesh[axis] for axis in ("pipeline", "data", "tensor")]
+    if config.offload.optimizer == "none" or -1 in axes:
+        return
+    sizes = num_elements(config.model)
+    held = sum(sizes[name] for name in offloaded(config)) // math.prod(axes)
+    least = max(min(UNIT, held // _MANY_SMALL_BUCKETS), held // _MANY_BUCKETS)
+    if config.offload.bucket < least:
+        yield (
+            f"offload.bucket={config.offload.bucket} cuts the {held:,} elements that each device has of the weights "
+            f"into {held // config.offload.bucket:,} parts, and each takes a page and a time of its own; use at least "
+            f"{least} (it is {OffloadConfig().bucket} unless given)"
+        )
 
 
 def _offloaded_parameters(config: Config) -> Iterator[str]:

@@ -101,7 +101,9 @@ def export_checkpoint(run: Path, step: int, folder: Path) -> None:
             orbax.export(reader, folder)
     except Damaged as error:
         raise ConfigError(f"{path} is damaged: {error}") from None
-    print(f"{folder} holds the arrays of step {step} by name: orbax.checkpoint.PyTreeCheckpointer().restore reads them")
+    # Orbax takes no relative path.
+    reads = f"orbax.checkpoint.PyTreeCheckpointer().restore({str(folder.absolute())!r})"
+    print(f"{folder} holds the arrays of step {step} by name, as a dict: {reads} reads them")
 
 
 def remove_checkpoints(run: Path, steps: Sequence[int] | None, really: bool) -> None:

@@ -224,6 +224,20 @@ def test_an_offload_section_may_wait_while_its_optimizer_is_switched_off() -> No
     assert Config.from_dict({"offload": section}, ["offload.optimizer=none"]).offload.bucket == 1000
 
 
+@pytest.mark.parametrize(
+    ("preset", "devices", "bucket", "least"),
+    [("gpt2", 1, 1, 2048), ("gpt2", 1, 2047, 2048), ("llama3-70b", 8, 2048, 88192)],
+)
+def test_buckets_that_a_step_would_take_minutes_for_are_refused(
+    preset: str, devices: int, bucket: int, least: int
+) -> None:
+    tree = {"model": {"preset": preset}, "mesh": {"data": -1}, "batch": {"sequence": 128}}
+    asked = Config.from_dict(tree, {"offload.optimizer": "host", "offload.bucket": bucket})
+    with pytest.raises(ConfigError, match=rf"offload.bucket={bucket} cuts the .* parts, .*; use at least {least} "):
+        asked.resolve(devices)
+    Config.from_dict(tree, {"offload.optimizer": "host", "offload.bucket": least}).resolve(devices)
+
+
 @pytest.mark.parametrize("key", ["bucket=1000", "optimizer_fraction=0.5"])
 def test_what_offload_is_told_needs_an_optimizer_that_is_offloaded(key: str) -> None:
     with pytest.raises(ConfigError, match=r"has no effect with offload.optimizer=none \(nothing "):

@@ -129,6 +129,15 @@ def test_other_programs_read_what_is_exported(run: Path, tmp_path: Path) -> None
     assert not (tmp_path / "other").exists()
 
 
+def test_what_is_said_of_an_export_is_what_reads_it(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From another folder too: orbax takes no relative path."""
+    monkeypatch.chdir(tmp_path)
+    said = here(run, "--export", "20", "out").output.replace("\n", " ")
+    (call,) = re.findall(r"orbax\.checkpoint(\..*\))", said)
+    monkeypatch.chdir(run)
+    np.testing.assert_array_equal(eval(f"ocp{call}")["parameters.weight"], weights(20)["parameters.weight"])
+
+
 def test_nothing_is_removed_without_yes(run: Path) -> None:
     shown = here(run, "--prune").output
     assert shown.count("would remove") == 2
