@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import types
 from collections.abc import Iterator
 from dataclasses import is_dataclass
@@ -33,6 +34,7 @@ KINDS: dict[Any, str] = {
     dict: "a mapping",
     types.NoneType: "null",
 }
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below", "pattern": "matching"}
 
 
@@ -120,7 +122,7 @@ def _hint(info: FieldInfo, value: Any) -> str:
         near = difflib.get_close_matches(value, choices, n=1, cutoff=0.5)
         if near:
             return f"; did you mean {near[0]}?"
-        if {int, float} & set(kinds) and value.strip("-+").replace(".", "", 1).isdigit():
+        if {int, float} & set(kinds) and _NUMBER.fullmatch(value):
             return "; write it without quotes"
     if isinstance(value, float) and int in kinds and value.is_integer():
         return f"; write {int(value)}"

@@ -250,10 +250,10 @@ def _git_commit() -> str | None:
     """The working directory's commit, `-dirty` where it has been changed since; None outside a repository."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
-        result = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        result = subprocess.run(command, capture_output=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return result.stdout.strip()
+    return result.stdout.decode(errors="replace").strip()
 
 
 def _plain(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -83,7 +83,7 @@ WRONG = {
     ),
     "a switch for a number": (
         "train:\n  steps: true",
-        ["x.yaml:2: train.steps: expected a whole number (at least 0), got true"],
+        ["x.yaml:2: train.steps: expected a whole number (at least 0 and at most 2147483647), got true"],
     ),
     "a number in quotes": (
         'mesh: {data: "4"}',
@@ -95,7 +95,9 @@ WRONG = {
     ),
     "a whole number written as another": (
         "train: {steps: 1e5}",
-        ["x.yaml:1: train.steps: expected a whole number (at least 0), got 100000.0; write 100000"],
+        [
+            "x.yaml:1: train.steps: expected a whole number (at least 0 and at most 2147483647), got 100000.0; write 100000"
+        ],
     ),
     "a number that may be left out": (
         "optimizer: {clip: -1}",

@@ -54,6 +54,7 @@ def test_every_number_says_whose_it_is() -> None:
         ("optimizer.clip=1e39", f"or null, got 1e\\+39; {HELD} inf of it"),
         ("model={rope_scaling: {factor: 1e39}}", f"model.rope_scaling.factor: .*{HELD} inf of it"),
         ("model.rope_theta=0.5", r"expected a number \(at least 1\), got 0.5$"),
+        ('optimizer.learning_rate="1e-5"', 'expected a number .*, got "1e-5"; write it without quotes'),
         ("optimizer.learning_rate=-1", r"expected a number \(at least 0\), got -1$"),
         ("optimizer.learning_rate=.nan", "write|expected a number"),
         ("failures={on_spike: skip, spike_loss: 1.00000000001}", f"{HELD} 1 of it"),

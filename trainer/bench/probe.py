@@ -84,7 +84,8 @@ def probe(job: Job) -> Report:
             input=json.dumps([_target(job.gpu), *astuple(job)]),
             env=environment,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             timeout=SECONDS,
         )
     except subprocess.TimeoutExpired:
