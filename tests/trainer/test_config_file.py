@@ -96,7 +96,8 @@ WRONG = {
     "a whole number written as another": (
         "train: {steps: 1e5}",
         [
-            "x.yaml:1: train.steps: expected a whole number (at least 0 and at most 2147483647), got 100000.0; write 100000"
+            "x.yaml:1: train.steps: expected a whole number (at least 0 and at most 2147483647), got 100000.0; "
+            "write 100000"
         ],
     ),
     "a number that may be left out": (
