@@ -147,18 +147,18 @@ class Children:
                 for child in running:
                     child.popen.kill()
         self._listen(0)
-        return first or self._failed() or self._foreign() or End(0, 0)
-
-    def _foreign(self) -> End | None:
-        """One that ended well and has not said that it is ours."""
-        strangers = [child for child in self._children if not child.has_greeted]
-        return End(strangers[0].index, WRONG_INPUT, strangers[0].last_lines(), is_foreign=True) if strangers else None
+        return first or self._failed() or End(0, 0)
 
     def _failed(self) -> End | None:
+        """The first that failed, or ended well and has not said that it is ours."""
         for child in self._children:
-            if code := child.popen.poll():
-                self._listen(0)
+            if (code := child.popen.poll()) is None or (code == 0 and child.has_greeted):
+                continue
+            self._listen(0)
+            if code:
                 return End(child.index, code, child.last_lines())
+            if not child.has_greeted:
+                return End(child.index, WRONG_INPUT, child.last_lines(), is_foreign=True)
         return None
 
     def _stops_as_asked(self, end: End | None) -> bool:

@@ -96,9 +96,11 @@ def test_one_that_is_stopped_is_ended_too(monkeypatch: pytest.MonkeyPatch) -> No
         assert children._children[0].popen.returncode == -signal.SIGKILL
 
 
-def test_another_program_that_ends_well_has_not_trained(waits: list[float]) -> None:
+def test_another_program_that_ends_well_has_not_trained(waits: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the others do not wait for it."""
+    monkeypatch.setattr("trainer.processes.children.GRACE", 0.1)
     said: list[str] = []
-    commands = [*shell("exit 0"), Command(("sh", "-c", "echo hello"))]
+    commands = [*shell("sleep 60"), Command(("sh", "-c", "echo hello"))]
     assert supervise(lambda start: commands, 3, said.append) == 2
     assert said == [
         "error: process 1 ended at once, and was not meshwright but another `trainer`; look what PYTHONPATH has before "
