@@ -20,9 +20,10 @@ def draw() -> Drawing:
     d = Drawing(844, 258, "Packing of documents into windows")
     stream = [(document, place) for document, length in enumerate(LENGTHS) for place in range(length)]
     d.text(20, 42, "stream", INK, bold=True)
-    for i, (document, place) in enumerate(stream):
+    _cell(d, WINDOW_LEFT + 4, 24, END, FAINT)
+    for i, (document, place) in enumerate(stream, 1):
         _cell(d, WINDOW_LEFT + 4 + i * CELL, 24, _token(document, place), COLOURS[document])
-    packed = PackedSequences(_dataset(), range(len(LENGTHS)), SEQUENCE)
+    packed = PackedSequences(_dataset(), range(len(LENGTHS)), SEQUENCE, start=0)
     names = ("tokens", "targets", "segments", "positions", "weights")
     for row, name in enumerate(names):
         d.text(20, 120 + 30 * row, name, INK, size=12, mono=True)
@@ -33,9 +34,12 @@ def draw() -> Drawing:
         real = item["segments"] > 0
         for row, name in enumerate(names):
             for i, value in enumerate(item[name]):
-                place = window * SEQUENCE + i + (name == "targets")
-                document = stream[place][0] if place < len(stream) else 0
-                text = _token(*stream[place]) if row < 2 and real[i] else f"{value:g}"
+                place = window * SEQUENCE + i  # of the target; the input stands before it
+                document = stream[place][0] if real[i] else 0
+                text = f"{value:g}"
+                if row < 2 and real[i]:
+                    at = place - (name == "tokens")
+                    text = END if at < 0 else _token(*stream[at])
                 _cell(d, left + i * CELL, 102 + 30 * row, text, COLOURS[document] if real[i] else FAINT)
     return d
 
