@@ -13,7 +13,8 @@ from typing import Any
 HIDDEN = "***"
 _NAMES = (
     r"(?:api|access|private|secret|account)[_-]?key|secret|passw(?:or)?d|passphrase|credentials?|authorization|bearer"
-    r"|(?:\b|_)(?:auth|token)(?=\b|_)"
+    r"|(?:\b|_)auth(?=\b|_)"
+    r"|(?:\b|(?<!\bend)(?<!\bstart)_)token(?=\b|_)"  # data.end_token is a tokenizer's
 )
 _NAMED = re.compile(_NAMES, re.IGNORECASE)
 _ASSIGNED = re.compile(

@@ -70,6 +70,7 @@ def test_the_command_line_shows_none(override: str, tmp_path: Path) -> None:
         {"run": {"wandb": {"project": "p", "entity": "e", "tags": ["token", "secret"], "settings": {"silent": True}}}},
         {"run": {"wandb": {"api_key": None, "config": {"tokens": 3, "tokenizer": "a.json", "author": "me"}}}},
         {"data": {"path": "a:b@c/d.txt", "text_key": "text", "tokenizer": "tokenizer.json"}},
+        {"data": {"tokenizer": "tokenizer.json", "end_token": "<end>", "start_token": "<begin>"}},
     ],
 )
 def test_what_is_no_secret_passes(tree: dict[str, Any]) -> None:
@@ -97,7 +98,14 @@ def test_the_environment_reaches_no_file_of_a_run(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    "text", ["a-b.c/d_e:f", "loss 3.25 at step 4", "tokens: 5, tokenizer: a.json", "git@host:me/it"]
+    "text",
+    [
+        "a-b.c/d_e:f",
+        "loss 3.25 at step 4",
+        "data.end_token=<end> 'start_token': '<s>'",
+        "tokens: 5, tokenizer: a.json",
+        "git@host:me/it",
+    ],
 )
 def test_plain_text_stays_as_it_is(text: str) -> None:
     assert hide(text) == text

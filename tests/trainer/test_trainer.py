@@ -281,6 +281,7 @@ def test_another_text_is_measured_whole_in_the_runs_own_tokens(trained: Trainer,
     [
         ({"data.holdout": 0.5}, "measured on no other; leave data.holdout out"),
         ({"data.tokenizer": "other.json"}, "tokenizer.json alone; leave data.tokenizer out"),
+        ({"data.end_token": "<end>"}, "leave data.end_token out"),
         ({"model.hidden": 16}, "is a checkpoint of another model"),
         ({"data.path": "none.txt"}, "none.txt does not exist"),
     ],

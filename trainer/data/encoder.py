@@ -6,7 +6,6 @@ left to chance. Knows nothing of files, and of token ids only what they mean to 
 
 from __future__ import annotations
 
-import copy
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,18 +33,20 @@ class Encoder:
     """Encodes text as the tokenizer of a tokenizer.json does, without what it adds at the ends.
 
     Args:
-      description: the content of the tokenizer.json.
+      tokenizer: the tokenizer.json.
       eod: an id that no text has; it stands for what a tokenizer without an unknown token has no token for.
     """
 
-    def __init__(self, description: Mapping[str, Any], eod: int) -> None:
+    def __init__(self, tokenizer: str, eod: int) -> None:
         self._eod = eod
+        description = json.loads(tokenizer)
         self._takes_words = description["model"]["type"] in ("WordPiece", "WordLevel")
         self._may_be_cut = may_be_cut(description)
-        self._inner = tokenizers.Tokenizer.from_buffer(_as_bytes(_strict(description, eod)))
-        self._inner.encode_special_tokens = True
         self.unknown = _unknown(description)
         """The id that stands for what the tokenizer has no token for; None where it has no such id."""
+        _make_strict(description, eod)
+        self._inner = tokenizers.Tokenizer.from_str(json.dumps(description))
+        self._inner.encode_special_tokens = True
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """int32 [tokens] for each text; runs on all cores.
@@ -115,27 +116,22 @@ def _unknown(description: Mapping[str, Any]) -> int | None:
     return None if unknown is None else model["vocab"].get(unknown)
 
 
-def _strict(description: Mapping[str, Any], eod: int) -> dict[str, Any]:
-    """The same tokenizer for all text but what its special tokens are called: those have names that no text has."""
+def _make_strict(description: dict[str, Any], eod: int) -> None:
+    """The same tokenizer for all text but what its special tokens are called: those get names that no text has."""
     names = {token["content"]: _no_text(token["id"]) for token in description["added_tokens"] if token["special"]}
-    strict = {**copy.deepcopy(dict(description)), "truncation": None, "padding": None, "post_processor": None}
-    for token in strict["added_tokens"]:
+    description |= {"truncation": None, "padding": None, "post_processor": None}
+    for token in description["added_tokens"]:
         token["content"] = names.get(token["content"], token["content"])
-    model = strict["model"]
+    model = description["model"]
     if model["type"] == "Unigram":
         model["vocab"] = [[names.get(piece, piece), score] for piece, score in model["vocab"]]
-        return strict
+        return
     model["vocab"] = {names.get(token, token): id for token, id in model["vocab"].items()}
     if model["unk_token"] is not None:
         model["unk_token"] = names.get(model["unk_token"], model["unk_token"])
     elif model["type"] == "BPE":  # alone in leaving out what it has no token for; where eod is not in vocab, it raises
         model["unk_token"] = _no_text(eod)
-    return strict
 
 
 def _no_text(id: int) -> str:
     return f"\uffff special token {id} \uffff"
-
-
-def _as_bytes(description: Mapping[str, Any]) -> bytes:
-    return json.dumps(description).encode()

@@ -82,10 +82,13 @@ def write_tokens(prefix: Path, files: Sequence[Path], text_key: str, tokenizer: 
     ):
         for texts in groups(read_documents(files, text_key), _BATCH):
             for text, ids in zip(texts, tokenizer.encode_documents(texts), strict=True):
-                writer.add(ids)
+                if len(ids):
+                    writer.add(ids)
+                    ranks.append(_rank(text))
                 unknown.look(text, ids, tokenizer.unknown)
-            ranks += map(_rank, texts)
             advance(sum(len(text.encode()) for text in texts))
+    if not ranks:
+        raise ConfigError("data.tokenizer makes no token of any of the text; use another, or leave it out")
     unordered = IndexedDataset.open(arrived)
     with IndexedWriter(prefix, dtype) as writer:
         for document in np.argsort(np.array(ranks, np.uint64), kind="stable"):

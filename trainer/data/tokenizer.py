@@ -135,9 +135,12 @@ class Tokenizer:
         return self._encoder.encode_batch(texts)
 
     def encode_documents(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """int32 [tokens] for each text, as it is trained on: behind `start`, unless that is `eod`, and before `eod`."""
+        """int32 [tokens] for each text, as it is trained on: behind `start`, unless that is `eod`, and before `eod`.
+
+        Nothing of a text that is nothing to the tokenizer, such as white space to some.
+        """
         begin, end = self._begin(self.start != self.eod), np.array([self.eod], np.int32)
-        return [np.concatenate([begin, ids, end]) for ids in self.encode_batch(texts)]
+        return [np.concatenate([begin, ids, end]) if len(ids) else ids for ids in self.encode_batch(texts)]
 
     def encode_prompt(self, text: str) -> np.ndarray:
         """int32 [tokens, 1 at least]: what generation goes on from, as documents begin in training."""
@@ -149,7 +152,7 @@ class Tokenizer:
 
     @cached_property
     def _encoder(self) -> Encoder:
-        return Encoder(json.loads(self.inner.to_str()), self.eod)
+        return Encoder(self.inner.to_str(), self.eod)
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text of `ids`; special tokens leave nothing, a character cut in half leaves U+FFFD."""

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tokenizers
-from tokenizers import models, pre_tokenizers, processors
+from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from trainer.data.cache import cached_folder
 from trainer.data.config import DataConfig
@@ -243,6 +243,17 @@ def test_the_ends_of_documents_may_be_named(folder: Path):
         make(folder, **{**settings, "end_token": "<fin>"})
     with pytest.raises(ConfigError, match=r"data\.start_token=<begin> is a token of data\.tokenizer; give that too"):
         make(folder, start_token="<begin>")
+
+
+def test_a_text_that_is_nothing_to_the_tokenizer_is_no_document(folder: Path):
+    inner = Tokenizer.train(TEXTS, 290).inner
+    inner.normalizer = normalizers.Sequence([normalizers.Replace("\u200d", ""), normalizers.Strip()])
+    inner.save(str(folder.parent / "tokenizer.json"))
+    settings = {"tokenizer": str(folder.parent / "tokenizer.json")}
+    (folder / "white.txt").write_text(" \n \u200d")
+    assert make(folder, **settings).indexed.num_documents == len(TEXTS)
+    with pytest.raises(ConfigError, match="makes no token of any of the text"):
+        make(folder / "white.txt", cache=str(folder.parent / "cache"), **settings)
 
 
 def test_what_is_unknown_to_the_tokenizer_is_counted(folder: Path):
