@@ -23,6 +23,8 @@ _MOST_WHOLE = 1 << 26
 """Characters encoded as one piece, at most: they take some 10 GB."""
 _GROUP = 1 << 21
 """Characters encoded at a time."""
+_SHOWN = 40
+"""Characters of a text that a message shows."""
 _REMEDY = (
     "use a tokenizer with byte fallback or an unknown token, leave data.tokenizer out and one is trained on the text, "
     "or mend the text"
@@ -79,19 +81,24 @@ class Encoder:
                     raise self._refusal([text], "it would be left out")
                 yield ids
 
+    def first_lost(self, text: str) -> str:
+        """The first character, or word, of `text` that the tokenizer has no token for; some of it, at most."""
+        parts = dict.fromkeys(text.split() if self._takes_words else text)
+        return next((part for part in parts if not self._can_say(part)), text)[:_SHOWN]
+
     def _refusal(self, texts: Sequence[str], reason: str) -> ConfigError:
         text = next((text for text in texts if not self._can_say(text)), texts[0])
-        parts = dict.fromkeys(text.split() if self._takes_words else text)
-        part = next((part for part in parts if not self._can_say(part)), text)
         return ConfigError(
-            f"data.tokenizer has no token for {part[:40]!r} in the text that begins {text[:40]!r} ({reason}); {_REMEDY}"
+            f"data.tokenizer has no token for {self.first_lost(text)!r} in the text that begins {text[:_SHOWN]!r} "
+            f"({reason}); {_REMEDY}"
         )
 
     def _can_say(self, text: str) -> bool:
         try:
-            return self._eod not in self._inner.encode(text, add_special_tokens=False).ids
+            ids = self._inner.encode(text, add_special_tokens=False).ids
         except Exception:  # the library raises nothing narrower
             return False
+        return self._eod not in ids and self.unknown not in ids
 
 
 def groups(texts: Iterable[str], size: int) -> Iterator[list[str]]:
@@ -127,10 +134,16 @@ def _make_strict(description: dict[str, Any], eod: int) -> None:
         model["vocab"] = [[names.get(piece, piece), score] for piece, score in model["vocab"]]
         return
     model["vocab"] = {names.get(token, token): id for token, id in model["vocab"].items()}
+    if model["type"] == "BPE":
+        model["merges"] = [merge for merge in model["merges"] if not names.keys() & {*merge, _merged(merge, model)}]
     if model["unk_token"] is not None:
         model["unk_token"] = names.get(model["unk_token"], model["unk_token"])
     elif model["type"] == "BPE":  # alone in leaving out what it has no token for; where eod is not in vocab, it raises
         model["unk_token"] = _no_text(eod)
+
+
+def _merged(merge: Sequence[str], model: Mapping[str, Any]) -> str:
+    return merge[0] + merge[1].removeprefix(model["continuing_subword_prefix"] or "")
 
 
 def _no_text(id: int) -> str:

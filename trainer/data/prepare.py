@@ -195,12 +195,12 @@ def _build(
     tokenizer.save(folder)
     start = time.perf_counter()
     unknown = write_tokens(folder / "tokens", files, config.text_key, tokenizer, vocab)
-    say(f"data: {len(files):,} files tokenised in {time.perf_counter() - start:.1f} s")
+    say(f"data: {len(files):,} file{'s' * (len(files) != 1)} tokenised in {time.perf_counter() - start:.1f} s")
     if unknown.tokens:
         say(
             f"WARNING: data: {unknown.tokens:,} of {unknown.of:,} tokens ({unknown.tokens / unknown.of:.2%}) are the "
-            f"unknown one: data.tokenizer has no token for some of the text, first in the one that begins "
-            f"{unknown.first[:40]!r}"
+            f"unknown one: data.tokenizer has no token for {tokenizer.first_lost(unknown.first)!r}, say, in the text "
+            f"that begins {unknown.first[:40]!r}"
         )
     survey(folder / "tokens").save(folder / "facts.json")
 
@@ -287,9 +287,13 @@ def _given_tokenizer(config: DataConfig, vocab: int, say: Say) -> Tokenizer | No
 
 def _summary(corpus: Corpus, place: Path) -> str:
     return (
-        f"data: {corpus.whole.num_tokens:,} tokens in {corpus.whole.num_documents:,} documents, "
+        f"data: {corpus.whole.num_tokens:,} tokens in {_documents(corpus.whole.num_documents)}, "
         f"{len(corpus.heldout_documents):,} held out, hash {corpus.hash[:12]} ({place})"
     )
+
+
+def _documents(count: int) -> str:
+    return f"{count:,} document{'s' * (count != 1)}"
 
 
 def _root(config: DataConfig) -> Path:

@@ -122,6 +122,10 @@ class Tokenizer:
         """The id that stands for what the tokenizer has no token for, if it has one."""
         return self._encoder.unknown
 
+    def first_lost(self, text: str) -> str:
+        """The first character, or word, of `text` that the tokenizer has no token for."""
+        return self._encoder.first_lost(text)
+
     def encode(self, text: str) -> np.ndarray:
         """int32 [tokens], without those at the ends of a document."""
         return self.encode_batch([text])[0]

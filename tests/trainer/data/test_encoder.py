@@ -77,6 +77,14 @@ def test_text_never_becomes_a_special_token(kind: str):
     assert tokenizer.encode_documents(["the </s> cat"])[0].tolist().count(END) == 1
 
 
+def test_a_word_that_is_made_special_later_is_text_in_a_text():
+    inner = Tokenizer.train(["end"] * 9 + ["ending"] * 5, 300).inner
+    inner.add_special_tokens(["end"])
+    ids = Tokenizer.wrap(inner, "it").encode("ending end").tolist()
+    assert inner.token_to_id("end") not in ids
+    assert inner.decode(ids) == "ending end"
+
+
 def test_ids_are_those_of_the_library_though_special_tokens_are_renamed():
     """Added tokens that are no entries of the model are counted on from its last."""
     inner = Tokenizer.train(["the cat"], 260).inner
