@@ -13,6 +13,8 @@ from pydantic.dataclasses import dataclass
 from models.float32 import Float32
 
 _STRICT = ConfigDict(extra="forbid")
+MOST_ENTRIES = 2**32
+"""Of one matrix: what `sharding.randomness` can number."""
 
 
 @dataclass(frozen=True, kw_only=True, config=_STRICT)
@@ -25,7 +27,7 @@ class RopeScaling:
     """Wavelengths over original_context / this are stretched in full."""
     high_frequency_factor: Annotated[float, Float32()] = 4.0
     """Wavelengths under original_context / this are kept."""
-    original_context: int = Field(default=8192, ge=1)
+    original_context: int = Field(default=8192, ge=1, le=1_000_000_000)
     """The context that the unscaled frequencies were trained with."""
 
     def __post_init__(self) -> None:
@@ -43,21 +45,21 @@ class ModelConfig:
 
     preset: str | None = None
     """A published model ([list](models.md#presets)); keys written beside it override its own."""
-    layers: int = Field(default=4, ge=1)
+    layers: int = Field(default=4, ge=1, le=10_000)
     """Blocks."""
-    hidden: int = Field(default=256, ge=1)
+    hidden: int = Field(default=256, ge=1, le=1_000_000)
     """Width of the residual stream."""
-    heads: int = Field(default=4, ge=1)
+    heads: int = Field(default=4, ge=1, le=100_000)
     """Query heads."""
-    kv_heads: int | None = Field(default=None, ge=1)
+    kv_heads: int | None = Field(default=None, ge=1, le=100_000)
     """Key and value heads (grouped-query attention); as many as `heads` unless given."""
-    head_dim: int | None = Field(default=None, ge=1)
+    head_dim: int | None = Field(default=None, ge=1, le=100_000)
     """hidden / heads unless given."""
-    ffn: int | None = Field(default=None, ge=1)
+    ffn: int | None = Field(default=None, ge=1, le=100_000_000)
     """Width of the MLP; 4 x hidden unless given."""
-    vocab: int = Field(default=8192, ge=1)
+    vocab: int = Field(default=8192, ge=1, le=100_000_000)
     """Rows of the embedding and of the output matrix; every token id is below it."""
-    context: int = Field(default=2048, ge=1)
+    context: int = Field(default=2048, ge=1, le=1_000_000_000)
     """The longest sequence: the size of a learned position table, and the limit of generation."""
 
     positions: Literal["rope", "alibi", "learned"] = "rope"
@@ -77,7 +79,7 @@ class ModelConfig:
     """The output matrix is the token embedding."""
     embedding_norm: bool = False
     """BLOOM normalises the embeddings before the first block."""
-    window: int | None = Field(default=None, ge=1)
+    window: int | None = Field(default=None, ge=1, le=1_000_000_000)
     """Sliding-window attention: a query sees this many keys, itself included."""
     soft_cap: Annotated[float | None, Float32(gt=0)] = None
     """Attention logits become cap * tanh(logits / cap)."""
@@ -104,6 +106,25 @@ class ModelConfig:
             raise ValueError(f"rotary positions need an even head dim, not {self.dim_per_head}")
         if self.rope_scaling is not None and self.positions != "rope":
             raise ValueError(f"model.rope_scaling means nothing with model.positions={self.positions}; leave it out")
+        for sizes, entries in self._matrices.items():
+            if entries >= MOST_ENTRIES:
+                raise ValueError(
+                    f"{sizes}: a matrix of {entries:,} entries, and one can have {MOST_ENTRIES - 1:,} at most: each "
+                    "entry's random bits are numbered in 32 bits; make one of the two smaller"
+                )
+
+    @property
+    def _matrices(self) -> dict[str, int]:
+        """The largest of a layer and of the ends, in the user's words, and how many entries each has."""
+        attention, hidden = self.heads * self.dim_per_head, self.hidden
+        matrices = {
+            f"model.vocab={self.vocab} x model.hidden={hidden}": self.vocab * hidden,
+            f"model.hidden={hidden} x model.ffn={self.ffn_size}": hidden * self.ffn_size,
+            f"model.hidden={hidden} x model.heads={self.heads} x a head dim of {self.dim_per_head}": hidden * attention,
+        }
+        if self.positions == "learned":
+            matrices[f"model.context={self.context} x model.hidden={hidden}"] = self.context * hidden
+        return matrices
 
     @property
     def num_kv_heads(self) -> int:

@@ -28,19 +28,19 @@ UNSUPPORTED_AXES = ("expert", "context")  # named, but not yet brought to life
 class MeshConfig:
     """How many devices stand along each axis; -1 (at most once) takes whatever is left."""
 
-    pipeline: int = Field(default=1, ge=-1)
+    pipeline: int = Field(default=1, ge=-1, le=1_000_000)
     """Stages, each with a part of the layers: [pipelines.md](pipelines.md)."""
-    replica: int = Field(default=1, ge=-1)
+    replica: int = Field(default=1, ge=-1, le=1_000_000)
     """Groups that hold the same state and take different sequences; ZeRO does not shard over it."""
-    data: int = Field(default=1, ge=-1)
+    data: int = Field(default=1, ge=-1, le=1_000_000)
     """Takes different sequences; ZeRO shards over it."""
-    expert: int = Field(default=1, ge=-1)
+    expert: int = Field(default=1, ge=-1, le=1_000_000)
     """Not supported yet: refused unless 1."""
-    context: int = Field(default=1, ge=-1)
+    context: int = Field(default=1, ge=-1, le=1_000_000)
     """Not supported yet: refused unless 1."""
-    tensor: int = Field(default=1, ge=-1)
+    tensor: int = Field(default=1, ge=-1, le=1_000_000)
     """Cuts every layer's matrices, and the sequence between them."""
-    virtual_devices: int | None = Field(default=None, ge=1)
+    virtual_devices: int | None = Field(default=None, ge=1, le=10_000)
     """Train on this many virtual CPU devices, to try a layout without the machines it is for."""
 
     def __post_init__(self) -> None:

@@ -23,13 +23,13 @@ MOST = 2**31 - 1
 class BatchConfig:
     """Sequences: `global` = `micro` x accumulation x (replica x data x expert); accumulation is derived."""
 
-    global_: int = Field(default=32, ge=1, alias="global")
+    global_: int = Field(default=32, ge=1, le=1_000_000_000, alias="global")
     """Sequences per optimizer step, over the whole mesh."""
-    micro: int | None = Field(default=None, ge=1)
+    micro: int | None = Field(default=None, ge=1, le=1_000_000_000)
     """Sequences per device at a time; unless given, all of the device's share at once."""
-    sequence: int = Field(default=256, ge=2)
+    sequence: int = Field(default=256, ge=2, le=1_000_000_000)
     """Tokens per sequence."""
-    parts: int = Field(default=1, ge=1)
+    parts: int = Field(default=1, ge=1, le=1_000_000_000)
     """Parts of a micro-batch that each layer works at side by side, so that what tensor parallelism sends of one is on
     its way while another is at work: [tensor_parallel.md](tensor_parallel.md#what-hides-it)."""
 

@@ -14,7 +14,7 @@ class PipelineConfig:
 
     schedule: str = Field(default="1f1b", min_length=1)
     """gpipe, 1f1b, interleaved_1f1b, or a table of your own in a .csv file: [pipelines.md](pipelines.md#schedules)."""
-    virtual_stages: int = Field(default=1, ge=1)
+    virtual_stages: int = Field(default=1, ge=1, le=10_000)
     """Parts that the layers of each device are cut into, for interleaved_1f1b or a table of your own."""
     layers: tuple[int, ...] | None = None
     """Layers of every (virtual) stage in the order of the model, such as [5, 6, 6, 5]; unless given, as even as can be,

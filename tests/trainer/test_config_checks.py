@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
+from models.config import ModelConfig
+from sharding.mesh import MeshConfig
 from trainer.config import Config
+from trainer.config_errors import fields
 from trainer.errors import ConfigError
+from trainer.settings import BatchConfig
 
 # Overrides of the default config -> what the message says: the equation, and the choices that work.
 REFUSED = {
@@ -256,3 +260,33 @@ def test_a_pipeline_section_needs_stages_or_that_there_are_none_said() -> None:
     with pytest.raises(ConfigError, match=r"pipeline: has no effect with mesh.pipeline=1"):
         Config.from_dict({"pipeline": {"keep": "inputs"}})
     assert Config.from_dict({"pipeline": {"keep": "inputs"}, "mesh": {"pipeline": 1}}).pipeline.keep == "inputs"
+
+
+SECTIONS = {"model": ModelConfig, "mesh": MeshConfig, "batch": BatchConfig}
+SIZES = [
+    f"{section}.{key}"
+    for section, schema in SECTIONS.items()
+    for key, info in fields(schema).items()
+    if int in (info.annotation, *get_args(info.annotation))
+]
+
+
+@pytest.mark.parametrize("key", SIZES)
+def test_no_size_is_more_than_can_be_counted_with(key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{key}=\d+: expected a whole number \(at least -?\d+ and at most \d+\)"):
+        Config.from_dict({}, {key: 10**10})
+
+
+MATRICES: list[dict[str, Any]] = [
+    {"model.hidden": 10**6, "model.layers": 1000},
+    {"model.vocab": 10**8, "model.hidden": 64},
+    {"model.ffn": 10**8},
+    {"model.head_dim": 10**5, "model.heads": 1000},
+    {"model.positions": "learned", "model.context": 10**8},
+]
+
+
+@pytest.mark.parametrize("settings", MATRICES, ids=str)
+def test_a_matrix_with_more_entries_than_random_bits_are_numbered_for_is_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r" x model.*: a matrix of [\d,]+ entries, and one can have 4,294,967,295 at"):
+        Config.from_dict({}, settings)

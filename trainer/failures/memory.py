@@ -19,6 +19,7 @@ from trainer.gpu_memory import asked_for
 from trainer.planner.fitting import saves
 from trainer.planner.gpu import described, load
 from trainer.planner.here import pool_of
+from trainer.processes.membership import process_index
 from trainer.units import GIB
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def _words(error: BaseException, trainer: Trainer) -> str:
     devices = list(trainer.program.mesh.devices.flat)
-    local = [device for device in devices if device.process_index == jax.process_index()]
+    local = [device for device in devices if device.process_index == process_index()]
     missing = asked_bytes(str(error))
     asked = f"{_size(missing)} more were asked for" if missing else "more was asked for"
     newest = trainer.checkpoints.newest()
