@@ -24,9 +24,12 @@ from pydantic.fields import FieldInfo
 from models.presets import PRESETS, num_parameters
 from models.recompute import RecomputePolicy
 from trainer.config import Config
-from trainer.config_errors import BOUNDS, KINDS, fields
+from trainer.config_errors import BOUNDS, KINDS, all_keys, fields
+from trainer.config_source import dotted
 from trainer.description import Description, describe
 from trainer.events import EVENTS
+from trainer.planner.gpu import KINDS as GPUS
+from trainer.planner.gpu import Gpu, load
 
 FOLDER = Path(__file__).parent
 BEGIN, END = "<!-- made by make_tables.py: begin -->\n", "<!-- end -->\n"
@@ -127,6 +130,33 @@ def staged(recompute: str, **pipeline: str) -> Description:
     return describe(Config.load(FOLDER.parent / "configs/llama3-8b.yaml", overrides))
 
 
+def gpus() -> Iterator[str]:
+    """The kinds of GPUs that are described."""
+    columns = ("memory, GB", "that may be filled", "16 bits, TFLOP/s", "memory, GB/s", "in a node, GB/s")
+    yield f"| `--gpu` | what JAX calls it | {' | '.join(columns)} | `--compile` |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for kind in GPUS:
+        gpu = load(kind)
+        sizes = (gpu.memory_bytes, gpu.limit_bytes, gpu.peak_flops / 1e3, gpu.memory_bandwidth, gpu.nvlink_bandwidth)
+        numbers = " | ".join(f"{size / 1e9:,.4g}" for size in sizes)
+        yield f"| `{kind}` | {gpu.device_kind} | {numbers} | {'yes' if gpu.xla_target else 'no'} |"
+    yield ""
+
+
+def gpu_keys() -> Iterator[str]:
+    """The keys of a GPU's file."""
+    yield "| key | type | unless given | meaning |"
+    yield "|---|---|---|---|"
+    for key in all_keys(Gpu):
+        section: Any = Gpu
+        for part in key[:-1]:
+            section = _section(fields(section)[part])
+        info = fields(section)[key[-1]]
+        default = "needed" if info.is_required() else _default(section, key[-1])
+        yield f"| `{dotted(key)}` | {_type(info)} | {default} | {_texts(section)[key[-1]]} |"
+    yield ""
+
+
 def tables(section: Any, prefix: str = "") -> Iterator[str]:
     """A heading, the section's own text and a table of its keys; then those of the sections in it."""
     own = {name: info for name, info in fields(section).items() if prefix or not _section(info)}
@@ -213,6 +243,7 @@ PAGES: dict[str, list[Callable[[], Iterable[str]]]] = {
     "config.md": [lambda: tables(Config)],
     "models.md": [presets],
     "pipelines.md": [kept, heads],
+    "planning.md": [gpus, gpu_keys],
     "recompute.md": [saved],
     "running.md": [events],
 }

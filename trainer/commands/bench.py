@@ -16,8 +16,8 @@ def kernels(
         typer.Option(
             "--gpu",
             metavar="KIND",
-            help="Compile for it instead: a100, h100 (unless given, where no GPU is), h200, b200, or a YAML file of "
-            "yours; needs the extra `plan`.",
+            help="Compile for it instead: h100 (unless given, where no GPU is), a100, b200 and others, or a YAML file "
+            "of yours; needs the extra `plan`.",
         ),
     ] = None,
 ) -> None:

@@ -52,7 +52,11 @@ def plan(
     *,
     gpu: Annotated[
         str | None,
-        typer.Option("--gpu", metavar="KIND", help="a100, h100 (unless given), h200, b200, or a YAML file of yours."),
+        typer.Option(
+            "--gpu",
+            metavar="KIND",
+            help="h100 unless given; a100, b200, rtx-4090, l40s and others, or a YAML file of yours.",
+        ),
     ] = None,
     gpus: Annotated[
         int | None, typer.Option("--gpus", metavar="N", min=1, help="Unless given, as many as the mesh has devices.")
@@ -120,7 +124,10 @@ def search(
     *,
     gpus: Annotated[int, typer.Option("--gpus", metavar="N", min=1, help="How many there are.")],
     gpu: Annotated[
-        str, typer.Option("--gpu", metavar="KIND", help="a100, h100, h200, b200, or a YAML file that describes one.")
+        str,
+        typer.Option(
+            "--gpu", metavar="KIND", help="h100, a100, b200, rtx-4090, l40s and others, or a YAML file of yours."
+        ),
     ] = "h100",
     gpus_per_node: Annotated[int, typer.Option("--gpus-per-node", metavar="N", min=1, help="That NVLink joins.")] = 8,
     top: Annotated[int, typer.Option("--top", metavar="N", min=1, help="How many meshes to show.")] = 10,

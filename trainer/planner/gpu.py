@@ -76,18 +76,20 @@ class Gpu:
     """One kind of GPU. Where a field is not the data sheet's, its YAML file says where it is from."""
 
     name: str
+    """What it is called where it is told of."""
     peak_flops: float = Field(gt=0)
     """FLOP/s in bfloat16 and float16 that are summed in float32, dense: what MFU and HFU are parts of."""
     memory_bytes: float = Field(gt=0)
+    """That CUDA finds: somewhat less than is sold."""
     memory_bandwidth: float = Field(gt=0)
-    """Bytes/s."""
+    """Bytes/s by the data sheet."""
     nvlink_bandwidth: float = Field(gt=0)
     """Bytes/s each way between GPUs of a node, by the data sheet: NVLink's, or PCIe's where there is none."""
     network_bandwidth: float = Field(gt=0)
     """Bytes/s that each GPU of a node can send to other nodes while all do, by the data sheet."""
 
     matmul_flops: float | None = Field(default=None, gt=0)
-    """FLOP/s that large matmuls reach, one after the other; `MATMUL_REACHES` of the peak unless given."""
+    """FLOP/s that large matmuls reach, one after the other; 0.8 of the peak unless given."""
     float32_flops: float | None = Field(default=None, gt=0)
     """FLOP/s in float32, dense; half of `peak_flops` unless given, as it is multiplied as TF32."""
     bfloat16: bool = True
@@ -95,7 +97,7 @@ class Gpu:
     multiprocessors: int = Field(default=128, ge=1)
     """Of which a small matmul leaves some idle."""
     nvlink: Link | None = None
-    """What collectives within a node reach; `LINK_REACHES` of `nvlink_bandwidth` unless given."""
+    """What collectives within a node reach; 0.8 of `nvlink_bandwidth` unless given."""
     host_bandwidth: float | None = Field(default=None, gt=0)
     """Bytes/s each way between a GPU and its host's memory, by the data sheet. Needed for what is offloaded."""
     host_memory_bandwidth: float | None = Field(default=None, gt=0)
@@ -113,6 +115,7 @@ class Gpu:
     reserved_bytes: float = Field(default=2e9, ge=0)
     """Held by the driver, the libraries and NCCL, outside of what JAX takes."""
     efficiency: Efficiency = Efficiency()
+    """Parts of all this that a training step reaches."""
     device_kind: str = ""
     """What JAX calls it; the description of `xla_target` unless given."""
     xla_target: str = ""
