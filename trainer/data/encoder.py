@@ -44,6 +44,7 @@ class Encoder:
         description = json.loads(tokenizer)
         self._takes_words = description["model"]["type"] in ("WordPiece", "WordLevel")
         self._may_be_cut = may_be_cut(description)
+        self._in_front = _take_prepended(description) if self._may_be_cut else ""
         self.unknown = _unknown(description)
         """The id that stands for what the tokenizer has no token for; None where it has no such id."""
         _make_strict(description, eod)
@@ -56,7 +57,7 @@ class Encoder:
         Raises:
           ConfigError: the tokenizer has no token for some of the text, or needs more of it at once than there is room.
         """
-        cut = [self._cut(text) for text in texts]
+        cut = [self._cut(self._in_front + text if text else text) for text in texts]
         ids = self._encode_pieces(itertools.chain.from_iterable(cut))
         return [np.concatenate([next(ids) for _ in pieces]) for pieces in cut]
 
@@ -95,7 +96,7 @@ class Encoder:
 
     def _can_say(self, text: str) -> bool:
         try:
-            ids = self._inner.encode(text, add_special_tokens=False).ids
+            ids = self._inner.encode(self._in_front + text, add_special_tokens=False).ids
         except Exception:  # the library raises nothing narrower
             return False
         return self._eod not in ids and self.unknown not in ids
@@ -121,6 +122,17 @@ def _unknown(description: Mapping[str, Any]) -> int | None:
         return model["unk_id"]
     unknown = model["unk_token"]
     return None if unknown is None else model["vocab"].get(unknown)
+
+
+def _take_prepended(description: dict[str, Any]) -> str:
+    """What normalizers put before a text, and do so no longer."""
+    normalizer = description["normalizer"] or {}
+    steps = normalizer.get("normalizers", [normalizer])
+    prepended = "".join(step["prepend"] for step in steps if step.get("type") == "Prepend")
+    if prepended:
+        rest = [step for step in steps if step["type"] != "Prepend"]
+        description["normalizer"] = {"type": "Sequence", "normalizers": rest} if rest else None
+    return prepended
 
 
 def _make_strict(description: dict[str, Any], eod: int) -> None:

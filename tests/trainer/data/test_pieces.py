@@ -44,13 +44,20 @@ def train(inner, trainer, pre_tokenizer, normalizer, **settings) -> tokenizers.T
     return inner
 
 
-def llama2() -> tokenizers.Tokenizer:
+def without_words(*first: normalizers.Normalizer, trained_on=None, **settings) -> tokenizers.Tokenizer:
     """All of a text is one word, with spaces made visible by normalizers."""
-    inner = bpe(pre_tokenizers.Metaspace(), byte_fallback=True)
-    inner.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    inner = bpe(trained_on or pre_tokenizers.Metaspace(), **settings)
+    inner.normalizer = normalizers.Sequence([*first, normalizers.Replace(" ", "▁")])
     description = json.loads(inner.to_str())
     description["pre_tokenizer"] = None
     return tokenizers.Tokenizer.from_str(json.dumps(description))
+
+
+def mistral() -> tokenizers.Tokenizer:
+    """As newer files say what Llama 2's do."""
+    inner = bpe(pre_tokenizers.Metaspace())
+    inner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    return inner
 
 
 def split(pattern: str) -> pre_tokenizers.PreTokenizer:
@@ -58,8 +65,8 @@ def split(pattern: str) -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
-def with_added(content: str, **settings) -> tokenizers.Tokenizer:
-    inner = bpe(pre_tokenizers.ByteLevel(add_prefix_space=False))
+def with_added(content: str, inner: tokenizers.Tokenizer | None = None, **settings) -> tokenizers.Tokenizer:
+    inner = inner or bpe(pre_tokenizers.ByteLevel(add_prefix_space=False))
     inner.add_tokens([AddedToken(content, **settings)])
     return inner
 
@@ -77,18 +84,24 @@ CUT: dict[str, Callable[[], tokenizers.Tokenizer]] = {
     "words": lambda: wordpiece(
         pre_tokenizers.Whitespace(), normalizers.Sequence([normalizers.NFD(), normalizers.Lowercase()])
     ),
+    "Llama 2": lambda: without_words(normalizers.Prepend("▁"), byte_fallback=True, fuse_unk=True),
+    "Gemma": lambda: without_words(),
+    "Mistral": mistral,
     "an added token": lambda: with_added("ca"),
 }
 WHOLE: dict[str, Callable[[], tokenizers.Tokenizer]] = {
-    "Llama 2": llama2,
     "no words": lambda: bpe(),
-    "metaspace unsplit": lambda: bpe(pre_tokenizers.Metaspace(split=False)),
+    "tokens across spaces": lambda: bpe(pre_tokenizers.Metaspace(split=False)),
+    "another normalizer": lambda: without_words(normalizers.NFKC(), normalizers.Prepend("▁")),
     "a regex of one's own": lambda: bpe(split(r"\w+ \w+|.")),
     "first after another": lambda: unigram(
         pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(prepend_scheme="first")])
     ),
     "stripped": lambda: bpe(pre_tokenizers.Metaspace(), normalizers.Strip()),
     "an added token with a space": lambda: with_added("cat and"),
+    "Llama 2 with an added token": lambda: with_added(
+        "ca", inner=without_words(normalizers.Prepend("▁"), byte_fallback=True)
+    ),
     "an added token that strips": lambda: with_added("and", rstrip=True),
 }
 texts = st.lists(
@@ -119,4 +132,4 @@ def test_pieces_are_the_text_and_end_where_they_may(text: str, size: int):
     assert "".join(found) == text
     assert all(piece.startswith(" ") for piece in found[1:])
     assert not any(piece[-1].isspace() for piece in found[:-1])
-    assert all(len(piece) <= size or not re.search(r"\S ", piece) for piece in found)
+    assert all(len(piece) <= size or not re.search(r"[^\s▁] ", piece) for piece in found)
