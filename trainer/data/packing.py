@@ -54,11 +54,12 @@ class TokenStream:
         if self._in_order:
             shift = int(self._shifts[0])
             return self._tokens[begin + shift : end + shift]
-        place = np.arange(begin, end, dtype=np.int64)
-        return self.at(place)
+        return self.at(np.arange(begin, end, dtype=np.int64))
 
     def at(self, place: np.ndarray) -> np.ndarray:
         """Tokens [n] at the places int64 [n]."""
+        if self._in_order:
+            return self._tokens[place + self._shifts[0]]
         return self._tokens[place + self._shifts[np.searchsorted(self._ends, place, side="right")]]
 
 
