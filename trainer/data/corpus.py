@@ -142,7 +142,7 @@ def _read_text(file: Path, text_key: str) -> Iterator[str]:
 
 def _kind(file: Path) -> str:
     """The ending of its name, without that of gzip."""
-    return Path(file.name.removesuffix(".gz")).suffix
+    return Path(file.name.lower().removesuffix(".gz")).suffix
 
 
 def _read_records(file: Path, text_key: str) -> Iterator[str]:

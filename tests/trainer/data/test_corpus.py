@@ -73,7 +73,8 @@ def test_json_that_is_a_document_is_one(tmp_path: Path):
 
 
 def test_jsonl_has_other_names_and_may_begin_with_a_mark(tmp_path: Path):
-    assert texts(write(tmp_path / "a.ndjson", '\ufeff{"text": "a"}\n{"text": "b"}\n')) == ["a", "b"]
+    for name in ("a.ndjson", "A.JSONL"):
+        assert texts(write(tmp_path / name, '\ufeff{"text": "a"}\n{"text": "b"}\n')) == ["a", "b"]
 
 
 @pytest.mark.parametrize(
