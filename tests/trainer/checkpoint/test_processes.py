@@ -25,7 +25,7 @@ PROCESS = """if True:
     from jax.sharding import NamedSharding, PartitionSpec
     folder, rank, address = sys.argv[1], int(sys.argv[2]), sys.argv[3]
     jax.distributed.initialize(address, 2, rank)
-    from trainer.checkpoint import Checkpoints, draft
+    from trainer.checkpoint import Checkpoints, draft, finite
     from trainer.errors import TrainingError
     draft.TIMEOUT = 30.0
     mesh = jax.make_mesh((4,), ("data",))
@@ -61,7 +61,9 @@ PROCESS = """if True:
     }}
     found = checkpoints.restore(3, abstract)
     same = [bool((found[name] == x).all()) for name, x in arrays(3).items()]
-    print(json.dumps([told, checkpoints.steps(), same]))
+    finite.is_in_host_memory = lambda array: False  # so that it is the devices that look
+    looked = [finite.not_finite_on_devices(arrays(0, last)) for last in (0, np.inf)]
+    print(json.dumps([told, checkpoints.steps(), same, looked]))
 """
 
 
@@ -94,7 +96,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[objec
 
 
 def test_all_of_them_notice_where_one_fails(run: tuple[Path, list[list[object]]]) -> None:
-    for told, steps, same in run[1]:
+    for told, steps, same, _ in run[1]:
         first, second, third, _ = told  # type: ignore[misc]
         assert (first, third) == (None, None)
         assert "The checkpoint of step 2 could not be written" in second
@@ -107,9 +109,10 @@ def test_all_of_them_notice_where_one_fails(run: tuple[Path, list[list[object]]]
 
 def test_all_of_them_refuse_what_is_not_finite_in_one(run: tuple[Path, list[list[object]]]) -> None:
     """A number that process 1 alone has."""
-    for (*_, fourth), steps, _ in run[1]:  # type: ignore[misc]
+    for (*_, fourth), steps, _, looked in run[1]:  # type: ignore[misc]
         assert "step 4 is not saved: cut and 2 other arrays hold numbers that are not finite" in fourth
         assert steps == [1, 3]
+        assert looked == [[], ["cut", "whole", "also whole"]]  # by devices of both processes
 
 
 def test_each_writes_its_part_and_one_process_reads_all(run: tuple[Path, list[list[object]]]) -> None:
