@@ -115,8 +115,6 @@ IMPLEMENTATIONS: dict[Name, Implementation] = {
         "XLA's matmuls, with heads x sequence² scores in memory", lambda _: reference.attention
     ),
 }
-AUTO: Name = "reference"
-"""No GPU has shown yet that another is right and faster."""
 INSTEAD = {"documents": "attention.over=sequence"}
 """Field of `Wanted` -> the setting that asks for less."""
 
@@ -126,9 +124,15 @@ def able(wanted: Wanted) -> list[Name]:
     return [name for name, found in IMPLEMENTATIONS.items() if not any(_objections(found, wanted))]
 
 
+def preferred(wanted: Wanted) -> Name:
+    """What `auto` takes where nothing has been measured: the first of `IMPLEMENTATIONS` that can do it; on CPU, where
+    kernels are interpreted, the reference."""
+    return "reference" if wanted.gpu is None else able(wanted)[0]
+
+
 def objections(asked: Name | Literal["auto"], wanted: Wanted) -> list[str]:
     """Why an implementation cannot do what is wanted: the reason, its setting, and what to use instead."""
-    name = AUTO if asked == "auto" else asked
+    name = preferred(wanted) if asked == "auto" else asked
     others = " or ".join(able(wanted))
     return [
         f"attention.implementation={name} {reason}; use {instead}attention.implementation={others}"
@@ -160,13 +164,19 @@ def choose(asked: Name | Literal["auto"], wanted: Wanted) -> Choice:
     """
     if problems := objections(asked, wanted):
         raise ValueError("\n".join(problems))
-    name = AUTO if asked == "auto" else asked
-    found = IMPLEMENTATIONS[name]
-    why = found.about
     if asked == "auto":
-        why += "; auto takes another once a GPU has shown it to be right"
-    elif name == "pallas" and wanted.gpu is None:
-        why += "; interpreted, as there is no GPU: very slow"
-    if not wanted.documents:
-        why += "; over whole sequences, whatever documents are in them"
-    return Choice(name, why, found.make(wanted))
+        return take(preferred(wanted), wanted, "" if wanted.gpu is None else "the fastest that can do it")
+    return take(
+        asked, wanted, "interpreted, as there is no GPU: very slow" if asked == "pallas" and wanted.gpu is None else ""
+    )
+
+
+def take(name: Name, wanted: Wanted, because: str = "") -> Choice:
+    """An implementation that can do what is wanted.
+
+    Raises:
+        ValueError: it is not installed.
+    """
+    found = IMPLEMENTATIONS[name]
+    over = "" if wanted.documents else "over whole sequences, whatever documents are in them"
+    return Choice(name, "; ".join(filter(None, (found.about, because, over))), found.make(wanted))

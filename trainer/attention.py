@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pallas_kernels.attention import Choice, Wanted, choose
+from pallas_kernels.attention import Choice, Name, Wanted, choose, preferred
 from trainer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,6 +21,18 @@ def wanted(config: Config, gpu: str | None) -> Wanted:
         alibi=config.model.positions == "alibi",
         soft_cap=config.model.soft_cap is not None,
     )
+
+
+def assumed(config: Config) -> Name:
+    """What a plan for GPUs takes to compute attention."""
+    asked = config.attention.implementation
+    return preferred(wanted(config, "")) if asked == "auto" else asked
+
+
+def assumption(config: Config) -> str:
+    """The same in words, for a user."""
+    left_open = config.attention.implementation == "auto"
+    return assumed(config) + (", which auto takes where a GPU shows it to be right and fastest" if left_open else "")
 
 
 def chosen(config: Config, gpu: str | None) -> Choice:

@@ -17,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from models.decoder import Decoder
 from models.inputs import Batch
 from models.recompute import block_policy
+from pallas_kernels.attention import Choice
 from sharding import collectives, randomness
 from sharding.layout import RULES, Layout, plan
 from sharding.mesh import BATCH_AXES, ZERO_AXES, num_groups
@@ -58,12 +59,13 @@ def plan_layouts(config: Config, mesh: dict[str, int]) -> dict[str, Layout]:
 class Program:
     """What runs on the devices: initialisation, the train step, evaluation."""
 
-    def __init__(self, config: Config, mesh: Mesh) -> None:
+    def __init__(self, config: Config, mesh: Mesh, attention: Choice | None = None) -> None:
+        """`attention` is what was found to compute it best; what the config names, or seems best, unless given."""
         self.config = config
         self.mesh = mesh
         kind = mesh.devices.flat[0].device_kind if isinstance(mesh, Mesh) else ""
         gpu = None if self.on_cpu else kind
-        self.attention = chosen(config, gpu)
+        self.attention = attention or chosen(config, gpu)
         self.model = Decoder(
             config.model,
             vocab_axes(config),

@@ -201,6 +201,10 @@ class RunFolder:
             "Set these back to train it on; for a new run give another run.name or run.dir, or move the folder away."
         )
 
+    def last_said(self, key: str) -> Any:
+        """What the last start that tells it said of itself; None where none does."""
+        return next((start[key] for start in reversed(self._starts()) if key in start), None)
+
     def _starts(self) -> list[dict[str, Any]]:
         file = self._file("environment.json")
         if not file.exists():

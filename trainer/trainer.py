@@ -15,7 +15,9 @@ from typing import Any
 import jax
 
 from models.inputs import Batch
+from pallas_kernels.attention import Choice
 from sharding.mesh import make_mesh
+from trainer.attention_check import check_here
 from trainer.checkpoint import Checkpoints, Keep, made
 from trainer.checkpoint.foreign import refusal
 from trainer.config import ANYWHERE, TRAINED, Config
@@ -120,7 +122,10 @@ class Trainer:
         asked, devices = fit_here(self._asked, devices)
         config, self.taken = fill_in_here(asked, devices, self.display.say)
         config = config.resolve(len(devices))
-        return Program(config, make_mesh(config.mesh, devices))
+        attention: Choice | None = None
+        if self._devices is None:  # those that are given need not exist
+            attention = check_here(config, devices, RunFolder(self.folder).last_said("attention"), self.display.say)
+        return Program(config, make_mesh(config.mesh, devices), attention)
 
     @cached_property
     def corpus(self) -> Corpus:
@@ -163,7 +168,8 @@ class Trainer:
         require_extras(self._asked, "offload")
         self.check_folder()
         devices = [f"{device.platform}:{device.device_kind}" for device in self.program.mesh.devices.flat]
-        environment = describe_environment(devices, self.corpus.hash) | {"data": self.corpus.sizes}
+        environment = describe_environment(devices, self.corpus.hash)
+        environment |= {"data": self.corpus.sizes, "attention": self.program.attention.name}
         require_alike("data", {"the hash of the text behind data.path": self.corpus.hash})
         if is_first():
             for note in RunFolder(self.folder).open(self.config.to_dict(), environment):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from models.config import ModelConfig
 from models.recompute import RecomputePolicy
 from sharding.mesh import PIPELINE, num_groups
+from trainer.attention import assumed
 from trainer.config import Config
 from trainer.offload.choice import num_elements, offloaded
 from trainer.pipeline import make_stages
@@ -104,7 +105,7 @@ class Arrangement:
             keeps_inputs=mesh[PIPELINE] > 1 and section.keep == "inputs",
             spread=mesh[PIPELINE] > 1 and section.head == "spread",
             parts=config.batch.parts,
-            practice=practice or OURS[config.attention.implementation],
+            practice=practice or OURS[assumed(config)],
         )
 
     @property

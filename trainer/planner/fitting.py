@@ -12,7 +12,9 @@ from operator import itemgetter
 from typing import get_args
 
 from models.recompute import RecomputePolicy
+from pallas_kernels.attention import preferred
 from sharding.mesh import PIPELINE, num_groups
+from trainer.attention import assumed, wanted
 from trainer.config import Config
 from trainer.divisors import divisors
 from trainer.planner.arrangement import Arrangement
@@ -45,7 +47,11 @@ def helps(config: Config, gpu: Gpu, gpus_per_node: int = 8) -> dict[str, float]:
     What offloads comes after what does not, and does not stand in its place.
     A mesh takes what it needs from `data`; if there is nothing to take, it is for more GPUs.
     """
-    others = [kind for kind in (_smaller(config), _recomputed(config), _sharded(config), *_meshes(config)) if kind]
+    others = [
+        kind
+        for kind in (_kernels(config), _smaller(config), _recomputed(config), _sharded(config), *_meshes(config))
+        if kind
+    ]
     offloads = [kind for kind in (_state(config), _activations(config)) if kind]
     without = _enough(config, others, [], gpu, gpus_per_node)
     with_offload = _enough(config, others, offloads, gpu, gpus_per_node)
@@ -115,6 +121,12 @@ def _micro_batches(config: Config) -> Iterator[int]:
     """All that divide a device's share of the batch, the largest first."""
     share = config.batch.global_ // num_groups(config.mesh.sizes)
     return reversed(divisors(share))
+
+
+def _kernels(config: Config) -> list[str]:
+    """Without scores in memory."""
+    lean = assumed(config) == "reference" != preferred(wanted(config, ""))
+    return ["attention.implementation=auto"] if lean else []
 
 
 def _smaller(config: Config) -> list[str]:

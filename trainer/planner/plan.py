@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from trainer.attention import assumption
 from trainer.config import Config
 from trainer.description import describe, resolve
 from trainer.errors import ConfigError
@@ -59,6 +60,8 @@ class Plan:
     mesh: dict[str, int]
     assumed: str | None
     """What was taken for granted because the config leaves it open."""
+    attention: str
+    """What is taken to compute it."""
     num_parameters: int
     tokens_per_step: int
     micro_batch: int
@@ -153,6 +156,7 @@ def plan(config: Config, gpu: str = "h100", gpus: int | None = None, gpus_per_no
         gpus_per_node=gpus_per_node,
         mesh=description.mesh,
         assumed=taken or assumed,
+        attention=assumption(config),
         num_parameters=description.num_parameters,
         tokens_per_step=description.tokens_per_step,
         micro_batch=description.micro_batch,
@@ -186,10 +190,15 @@ def on(config: Config, gpus: int | None) -> tuple[Config, str | None]:
         ConfigError: it does not fit on them.
     """
     if gpus is None:
-        return resolve(config)
+        config, assumed = resolve(config)
+        return _on_gpus(config), assumed
     if gpus < 1:
         raise ConfigError(f"gpus={gpus}: use 1 or more")
-    return dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, virtual_devices=None)).resolve(gpus), None
+    return _on_gpus(config).resolve(gpus), None
+
+
+def _on_gpus(config: Config) -> Config:
+    return dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, virtual_devices=None))
 
 
 def _sent(transfers: Sequence[Transfer], mesh: Mapping[str, int], cluster: Cluster) -> Iterator[Sent]:

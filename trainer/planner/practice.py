@@ -161,9 +161,8 @@ MESHWRIGHT_CUDNN = replace(MESHWRIGHT_PALLAS, flash_backward=5)
 """With `attention.implementation: cudnn`, which keeps the same and makes scores once."""
 
 OURS = {
-    "auto": MESHWRIGHT,
     "reference": MESHWRIGHT,
     "pallas": MESHWRIGHT_PALLAS,
     "cudnn": MESHWRIGHT_CUDNN,
 }
-"""By `attention.implementation`."""
+"""By what computes attention."""

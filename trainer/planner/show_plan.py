@@ -103,6 +103,7 @@ def _summary(made: Plan, tokens: float | None, storage: float | None) -> Table:
     table.add_row("GPUs", f"{made.gpus:,} x {made.gpu}, {made.gpus_per_node} to a node: {mesh}")
     if made.assumed:
         table.add_row("", made.assumed)
+    table.add_row("attention", made.attention)
     verdict = "fits" if made.fits else "does not fit"
     over = made.memory.total - made.limit_bytes
     more = "" if made.fits else f", {over / GIB:.1f} GiB too much"

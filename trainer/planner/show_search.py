@@ -21,6 +21,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from trainer.attention import assumption
 from trainer.config import Config
 from trainer.config_auto import AUTO, SEARCHED, fixed_by
 from trainer.config_source import Source, read_file
@@ -150,6 +151,7 @@ def _without_layout(source: Source) -> None:
 def _print(found: Found, console: Console) -> None:
     fixed = ", ".join(f"{key}={attrgetter(key)(found.space.config)}" for key in sorted(found.space.fixed))
     console.print(f"{_gpus(found)}; fixed: {fixed or 'nothing'}", highlight=False, markup=False)
+    console.print(f"attention: {assumption(found.space.config)}", highlight=False, markup=False)
     console.print(_table(found, console))
     reasons = Table.grid(padding=(0, 2))
     for label, text in _reasons(found, "the same command with --compile 1"):

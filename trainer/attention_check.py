@@ -1,0 +1,235 @@
+"""Which implementation of attention is right and fastest on the GPU that is there, tried on a few heads.
+
+Shapes: `B` = 1 sequence, `S` positions, `H` query heads, `G` key and value heads, `K` head dim.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from models.layers import alibi_slopes
+from pallas_kernels import reference
+from pallas_kernels.attention import IMPLEMENTATIONS, Attend, Choice, Name, able, take
+from trainer.attention import wanted
+from trainer.bench.speed import problem_of, seconds
+from trainer.config import Config
+from trainer.processes.membership import is_first, of_first
+from trainer.run_folder import version
+
+CACHE = Path("~/.cache/meshwright/attention")
+"""A file for each GPU, software and shape that was tried."""
+MOST_POSITIONS, MOST_HEADS = 2048, 16
+"""Of what is tried: enough to keep a GPU busy, and scores of 256 MiB."""
+ALLOWED, ALLOWED_TIMES = 2e-3, 3.0
+"""An error may be so many times that of the reference in the same dtype, and so much more."""
+ROUND = 0.02
+"""Seconds of calls whose mean is a measurement, at least."""
+_DRIVER = Path("/proc/driver/nvidia/version")
+
+Results = list[np.ndarray]
+"""The output, and the gradients of queries, keys and values, in float32."""
+Time = Callable[[Callable[[], Any]], float]
+
+
+class Shape(NamedTuple):
+    """What is tried of a model's attention."""
+
+    positions: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    dtype: str
+    documents: bool
+    alibi: bool
+    soft_cap: float | None
+
+
+class Tried(NamedTuple):
+    """What was found of one implementation: what is wrong with it, or how long forward and backward take."""
+
+    name: Name
+    seconds: float
+    problem: str = ""
+
+
+class Verdict(NamedTuple):
+    """What is taken, and why, in a line."""
+
+    name: Name
+    why: str
+
+
+def check_here(
+    config: Config, devices: Sequence[jax.Device], kept: Name | None, say: Callable[[str], None], cache: Path = CACHE
+) -> Choice | None:
+    """What computes attention on these GPUs, where the config leaves it open; None otherwise, and on CPUs.
+
+    Process 0 tries, and tells all: they have to run one program.
+
+    Args:
+        kept: what the run was trained with; it stays while it is right.
+    """
+    if config.attention.implementation != "auto" or devices[0].platform == "cpu":
+        return None
+    asked = wanted(config, devices[0].device_kind)
+    told = ""
+    if is_first():
+        here = next(device for device in devices if device.process_index == jax.process_index())
+        shape = shape_of(config)
+        candidates: dict[Name, Attend | Exception] = {
+            name: _made(partial(IMPLEMENTATIONS[name].make, asked)) for name in able(asked)
+        }
+        file = cache.expanduser() / f"{_key(here, shape, kept)}.json"
+        verdict = _read(file)
+        if verdict is None or isinstance(candidates.get(verdict.name), Exception | None):
+            say("attention: trying what is right and fastest on this GPU")
+            with jax.default_device(here):
+                verdict = decide(try_all(candidates, shape), kept)
+            _write(file, verdict)
+        told = json.dumps(verdict)
+    name, why = json.loads(of_first("attention", told))
+    return take(name, asked, why)
+
+
+def shape_of(config: Config) -> Shape:
+    """As many queries to a key head as the model has, of as few key heads as are worth trying."""
+    model = config.model
+    kv_heads = model.kv_heads or model.heads
+    sharing = model.heads // kv_heads
+    groups = min(kv_heads, max(1, MOST_HEADS // sharing))
+    return Shape(
+        positions=min(config.batch.sequence, MOST_POSITIONS),
+        heads=groups * sharing,
+        kv_heads=groups,
+        head_dim=model.dim_per_head,
+        dtype=config.precision.compute,
+        documents=config.attention.over == "document",
+        alibi=model.positions == "alibi",
+        soft_cap=model.soft_cap,
+    )
+
+
+def try_all(
+    candidates: Mapping[Name, Attend | Exception], shape: Shape, time: Time = partial(seconds, least=ROUND)
+) -> list[Tried]:
+    """Each of them on the default device; what raises, or is wrong, says so. The reference has to be among them.
+
+    Args:
+        candidates: implementations, or why one could not be made.
+        time: seconds of a call.
+    """
+    arrays, options, d_out = _draw(shape)
+    with jax.default_matmul_precision("highest"):
+        truth = _results(_compiled(reference.attention, options)(*(x.astype(jnp.float32) for x in (*arrays, d_out))))
+    plain = _results(_compiled(reference.attention, options)(*arrays, d_out))
+    limits = [ALLOWED_TIMES * error + ALLOWED for error in _errors(plain, truth)]
+    return [_try(name, attend, options, (*arrays, d_out), truth, limits, time) for name, attend in candidates.items()]
+
+
+def decide(tried: Sequence[Tried], kept: Name | None) -> Verdict:
+    """The fastest that is right; the one that a run has begun with, where that is."""
+    right = sorted((one for one in tried if not one.problem), key=lambda one: one.seconds)
+    wrong = [f"{one.name} is left out: {one.problem}" for one in tried if one.problem]
+    if not right:
+        return Verdict("reference", "; ".join(["nothing could be tried", *wrong]))
+    taken = next((one for one in right if one.name == kept), right[0])
+    times = ", ".join(f"{one.name} {one.seconds * 1e3:.3g} ms" for one in right)
+    because = "as the run began" if taken.name == kept else "the fastest that is right on this GPU"
+    return Verdict(taken.name, "; ".join([f"{because} ({times})", *wrong]))
+
+
+def _try(
+    name: Name,
+    attend: Attend | Exception,
+    options: Mapping[str, Any],
+    arguments: Sequence[jax.Array],
+    truth: Results,
+    limits: Sequence[float],
+    time: Time,
+) -> Tried:
+    if isinstance(attend, Exception):
+        return Tried(name, 0.0, problem_of(attend))
+    try:
+        run = _compiled(attend, options)
+        errors = _errors(_results(run(*arguments)), truth)
+        if not all(error <= limit for error, limit in zip(errors, limits, strict=True)):  # NaN is wrong too
+            return Tried(name, 0.0, f"its numbers are wrong by {max(errors):.2g} of the largest")
+        return Tried(name, time(lambda: run(*arguments)))
+    except Exception as error:  # whatever a compiler or a driver raises: there are others
+        return Tried(name, 0.0, problem_of(error))
+
+
+def _compiled(attend: Attend, options: Mapping[str, Any]) -> Callable[..., Any]:
+    """The output and the gradients, of queries, keys, values and the output's gradient."""
+
+    def run(q: jax.Array, k: jax.Array, v: jax.Array, d_out: jax.Array) -> Any:
+        out, pull = jax.vjp(lambda *inputs: attend(*inputs, **options), q, k, v)
+        return out, *pull(d_out)
+
+    return jax.jit(run)
+
+
+def _draw(shape: Shape) -> tuple[tuple[jax.Array, ...], dict[str, Any], jax.Array]:
+    """Queries, keys and values; what else attention is given; the output's gradient."""
+    keys = jax.random.split(jax.random.key(0), 4)
+    dims = [(1, shape.positions, heads, shape.head_dim) for heads in (shape.heads, *[shape.kv_heads] * 2, shape.heads)]
+    q, k, v, d_out = (jax.random.normal(key, dim, shape.dtype) for key, dim in zip(keys, dims, strict=True))
+    options: dict[str, Any] = {"soft_cap": shape.soft_cap}
+    if shape.documents:  # three of them, none of which ends where a kernel's tile does
+        ids = jnp.searchsorted(
+            jnp.array([shape.positions // 3, shape.positions // 2 + 1]), jnp.arange(shape.positions), side="right"
+        )
+        options["segments"] = (ids[None].astype(jnp.int32),) * 2
+    if shape.alibi:
+        options["alibi_slopes_H"] = jnp.asarray(alibi_slopes(shape.heads))
+    return (q, k, v), options, d_out
+
+
+def _results(arrays: Sequence[jax.Array]) -> Results:
+    return [np.asarray(array, np.float32) for array in arrays]
+
+
+def _errors(found: Results, truth: Results) -> list[float]:
+    """The largest of each array, over the array's largest value."""
+    return [float(np.abs(a - b).max() / np.abs(b).max()) for a, b in zip(found, truth, strict=True)]
+
+
+def _made(make: Callable[[], Attend]) -> Attend | Exception:
+    try:
+        return make()
+    except ValueError as error:
+        return error
+
+
+def _key(device: jax.Device, shape: Shape, kept: Name | None) -> str:
+    """Of all that a verdict depends on."""
+    driver = _DRIVER.read_text() if _DRIVER.exists() else ""
+    software = version("jax"), version("jaxlib"), device.client.platform_version, driver
+    return hashlib.sha256(repr((device.device_kind, software, shape, kept)).encode()).hexdigest()[:16]
+
+
+def _read(file: Path) -> Verdict | None:
+    with suppress(OSError, ValueError, TypeError):
+        verdict = Verdict(*json.loads(file.read_text(encoding="utf-8")))
+        return verdict if verdict.name in get_args(Name) else None
+    return None
+
+
+def _write(file: Path, verdict: Verdict) -> None:
+    """A disk that takes nothing costs a second at the next start."""
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part = file.with_suffix(f".{os.getpid()}.tmp")
+        part.write_text(json.dumps(verdict), encoding="utf-8")
+        part.replace(file)
