@@ -49,7 +49,7 @@ def helps(config: Config, gpu: Gpu, gpus_per_node: int = 8) -> dict[str, float]:
     """
     others = [
         kind
-        for kind in (_kernels(config), _smaller(config), _recomputed(config), _sharded(config), *_meshes(config))
+        for kind in (lean_attention(config), _smaller(config), _recomputed(config), _sharded(config), *_meshes(config))
         if kind
     ]
     offloads = [kind for kind in (_state(config), _activations(config)) if kind]
@@ -72,7 +72,7 @@ def saves(config: Config, gpu: Gpu, missing: float, gpus_per_node: int = 8) -> d
     return {
         way: seconds
         for way, seconds in sorted(found.items(), key=itemgetter(1))
-        if _changed(config, way).mesh.num_devices == there
+        if changed(config, way).mesh.num_devices == there
     }
 
 
@@ -102,13 +102,14 @@ def _seconds(config: Config, overrides: str, gpu: Gpu, gpus_per_node: int = 8) -
     if len(settings) < len(overrides.split()):  # two that contradict each other
         return None
     try:
-        made = estimate(Arrangement.of(_changed(config, overrides)), gpu, gpus_per_node)
+        made = estimate(Arrangement.of(changed(config, overrides)), gpu, gpus_per_node)
     except ValueError:
         return None
     return made.seconds.total if made.fits else None
 
 
-def _changed(config: Config, overrides: str) -> Config:
+def changed(config: Config, overrides: str) -> Config:
+    """The config with overrides, as one writes them after a command, on as many devices as its mesh has."""
     return Config.from_dict(_on_any(config).to_dict(), overrides.split())
 
 
@@ -123,8 +124,8 @@ def _micro_batches(config: Config) -> Iterator[int]:
     return reversed(divisors(share))
 
 
-def _kernels(config: Config) -> list[str]:
-    """Without scores in memory."""
+def lean_attention(config: Config) -> list[str]:
+    """Overrides that keep scores out of memory, where the config does not."""
     lean = assumed(config) == "reference" != preferred(wanted(config, ""))
     return ["attention.implementation=auto"] if lean else []
 

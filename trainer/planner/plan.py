@@ -19,8 +19,8 @@ from trainer.off_device import OffDevice
 from trainer.planner.arrangement import Arrangement
 from trainer.planner.auto import fill_in
 from trainer.planner.estimate import estimate
-from trainer.planner.fitting import helps, largest_micro_batch
-from trainer.planner.gpu import load
+from trainer.planner.fitting import changed, helps, largest_micro_batch, lean_attention
+from trainer.planner.gpu import Gpu, load
 from trainer.planner.host_update import HostUpdate
 from trainer.planner.links import Cluster
 from trainer.planner.memory import Memory
@@ -156,7 +156,7 @@ def plan(config: Config, gpu: str = "h100", gpus: int | None = None, gpus_per_no
         gpus_per_node=gpus_per_node,
         mesh=description.mesh,
         assumed=taken or assumed,
-        attention=assumption(config),
+        attention=_attention(config, kind, gpus_per_node),
         num_parameters=description.num_parameters,
         tokens_per_step=description.tokens_per_step,
         micro_batch=description.micro_batch,
@@ -195,6 +195,13 @@ def on(config: Config, gpus: int | None) -> tuple[Config, str | None]:
     if gpus < 1:
         raise ConfigError(f"gpus={gpus}: use 1 or more")
     return _on_gpus(config).resolve(gpus), None
+
+
+def _attention(config: Config, gpu: Gpu, gpus_per_node: int) -> str:
+    """What computes it, and what would be faster."""
+    others = {setting: Arrangement.of(changed(config, setting)) for setting in lean_attention(config)}
+    steps = {setting: estimate(other, gpu, gpus_per_node).seconds.total for setting, other in others.items()}
+    return "; ".join([assumption(config), *(f"{setting} takes {step:.3g} s a step" for setting, step in steps.items())])
 
 
 def _on_gpus(config: Config) -> Config:
