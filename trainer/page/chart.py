@@ -15,10 +15,13 @@ from trainer.page.axis import Axis
 from trainer.page.numbers import short
 from trainer.picture import Area, Label, Line, Picture, Rect, Shape
 
-LEFT, RIGHT, TOP, BOTTOM = 50, 64, 40, 40  # pixels around what is drawn
+LEFT, RIGHT, TOP, BOTTOM = 50, 64, 40, 40  # pixels around what is drawn, at least
 PER_POINT = 2
 """Pixels along x that a point takes, before points are thinned out."""
-LETTER, LINE_HEIGHT, TICK = 6.4, 15, 90
+LETTER, BOLD_LETTER, DIGIT, BOLD_DIGIT = 6.4, 7.6, 7.7, 8.4  # pixels: words in the mean, numbers at most
+LINE_HEIGHT, TICK = 15, 90
+BESIDE = 8
+"""Pixels between a number and what it stands beside."""
 STROKE, DOT, MARK = 1.6, 5, 7
 MOST_DOTS = 100
 
@@ -93,20 +96,20 @@ class Frame:
     height: int
     x: Axis
     y: Axis
-
-    @property
-    def right(self) -> int:
-        return self.width - RIGHT
+    left: int
+    top: int
+    right: int
+    """All three from the left or the top."""
 
     @property
     def bottom(self) -> int:
         return self.height - BOTTOM
 
     def across(self, x: np.ndarray) -> np.ndarray:
-        return np.round(LEFT + self.x.place(x) * (self.right - LEFT), 1)
+        return np.round(self.left + self.x.place(x) * (self.right - self.left), 1)
 
     def down(self, y: np.ndarray) -> np.ndarray:
-        return np.round(self.bottom - self.y.place(y) * (self.bottom - TOP), 1)
+        return np.round(self.bottom - self.y.place(y) * (self.bottom - self.top), 1)
 
 
 def chart(
@@ -128,41 +131,62 @@ def chart(
         from_zero: whether the y axis has to show 0.
         write: how a number on the y axis is written.
     """
-    room = (width - LEFT - RIGHT) // PER_POINT
-    thinned = [thin(curve.x, curve.y, room) for curve in curves]
-    everything = np.concatenate([[np.nan], *(part for points in thinned for part in (points.least, points.largest))])
-    ends = np.concatenate([[np.nan if x_end is None else x_end], *(points.x for points in thinned)])
-    frame = Frame(width, height, Axis.around(ends, snug=True), Axis.around(everything, from_zero=from_zero))
+    y_axis = Axis.around(np.concatenate([[np.nan], *(curve.y for curve in curves)]), from_zero=from_zero)
+    heading = title + (" (logarithmic)" if y_axis.logarithmic else "")
+    keys = _keys(heading, curves, marks, width)
+    ends = [happened.x for happened in marks] + ([] if x_end is None else [np.array([x_end])])
+    frame = Frame(
+        width,
+        height + LINE_HEIGHT * (len(keys) - 1),
+        Axis.around(np.concatenate([[np.nan], *ends, *(curve.x for curve in curves)]), snug=True),
+        y_axis,
+        left=max(LEFT, round(BESIDE + DIGIT * max(map(len, _written(y_axis.ticks(), write)), default=0))),
+        top=TOP + LINE_HEIGHT * (len(keys) - 1),
+        right=width - max(RIGHT, round(BESIDE + BOLD_DIGIT * max(map(len, map(write, _ends(curves))), default=0))),
+    )
+    thinned = [thin(curve.x, curve.y, (frame.right - frame.left) // PER_POINT) for curve in curves]
     shapes = [*_grid(frame, x_name, write)]
     for happened in marks:
         shapes += _marks(frame, happened)
     for curve, points in zip(curves, thinned, strict=True):
         shapes += _curve(frame, curve, points)
     shapes += _last(frame, curves, write)
-    shapes += _heading(frame, title, curves, marks)
-    if not np.isfinite(everything).any():
-        shapes.append(Label("faint", (LEFT + frame.right) / 2, (TOP + frame.bottom) / 2, "no number yet", centred=True))
-    return Picture(title, width, height, shapes)
+    shapes += _heading(frame, heading, keys)
+    if not any(np.isfinite(curve.y).any() for curve in curves):
+        middle = (frame.left + frame.right) / 2, (frame.top + frame.bottom) / 2
+        shapes.append(Label("faint", *middle, "no number yet", centred=True))
+    return Picture(title, width, frame.height, shapes)
+
+
+def _written(ticks: Sequence[float], write: Callable[[float], str]) -> list[str]:
+    """Those of an axis, with as many digits as it takes to tell them apart."""
+    texts = [write(tick) for tick in ticks]
+    for digits in range(5, 17):
+        if len(set(texts)) == len(texts):
+            break
+        texts = [f"{tick:,.{digits}g}" for tick in ticks]
+    return texts
 
 
 def _grid(frame: Frame, x_name: str, write: Callable[[float], str]) -> Iterator[Shape]:
-    for tick in frame.y.ticks():
+    ticks = frame.y.ticks()
+    for tick, text in zip(ticks, _written(ticks, write), strict=True):
         y = float(frame.down(np.array(tick)))
-        yield Rect("edge", LEFT, y - 0.5, frame.right - LEFT, 1)
-        yield Label("faint", LEFT - 8, y + 4, write(tick), right=True)
-    for tick in frame.x.ticks((frame.right - LEFT) // TICK):
+        yield Rect("edge", frame.left, y - 0.5, frame.right - frame.left, 1)
+        yield Label("faint", frame.left - BESIDE, y + 4, text, right=True)
+    for tick in frame.x.ticks((frame.right - frame.left) // TICK):
         x = float(frame.across(np.array(tick)))
         yield Rect("edge", x - 0.5, frame.bottom, 1, 4)
         yield Label("faint", x, frame.bottom + 18, f"{tick:,.10g}", centred=True)
-    yield Rect("faint", LEFT, frame.bottom - 0.5, frame.right - LEFT, 1)
-    yield Label("faint", (LEFT + frame.right) / 2, frame.height - 6, x_name, centred=True)
+    yield Rect("faint", frame.left, frame.bottom - 0.5, frame.right - frame.left, 1)
+    yield Label("faint", (frame.left + frame.right) / 2, frame.height - 6, x_name, centred=True)
 
 
 def _marks(frame: Frame, marks: Marks) -> Iterator[Shape]:
     """A hair and a pennant for each; those that would cover each other are one."""
     for x in np.unique(np.round(frame.across(marks.x) / 2) * 2).tolist():
-        yield Rect(marks.colour, x - 0.5, TOP, 1, frame.bottom - TOP)
-        yield Area(marks.colour, [(x, TOP), (x + MARK, TOP + MARK / 2), (x, TOP + MARK)])
+        yield Rect(marks.colour, x - 0.5, frame.top, 1, frame.bottom - frame.top)
+        yield Area(marks.colour, [(x, frame.top), (x + MARK, frame.top + MARK / 2), (x, frame.top + MARK)])
 
 
 def _curve(frame: Frame, curve: Curve, points: Thin) -> Iterator[Shape]:
@@ -182,27 +206,48 @@ def _curve(frame: Frame, curve: Curve, points: Thin) -> Iterator[Shape]:
 
 def _last(frame: Frame, curves: Sequence[Curve], write: Callable[[float], str]) -> Iterator[Shape]:
     """The last number of each curve beside its end, one below the other where they meet."""
-    there = [curve.y[np.isfinite(curve.y)] for curve in curves if not curve.mute]
-    ends = [(float(frame.down(numbers[-1:])[0]), float(numbers[-1])) for numbers in there if len(numbers)]
     free = -np.inf
-    for y, number in sorted(ends):
+    for y, number in sorted((float(frame.down(np.array(number))), number) for number in _ends(curves)):
         free = max(y + 4, free)
-        yield Label("ink", frame.right + 6, free, write(number), bold=True)
+        yield Label("ink", frame.right + BESIDE - 2, free, write(number), bold=True)
         free += LINE_HEIGHT
 
 
-def _heading(frame: Frame, title: str, curves: Sequence[Curve], marks: Sequence[Marks]) -> Iterator[Shape]:
-    """The title, and on its right the key, where there is more than one thing to tell apart."""
-    yield Label("ink", 2, 16, title + (" (logarithmic)" if frame.y.logarithmic else ""), bold=True)
+def _ends(curves: Sequence[Curve]) -> list[float]:
+    """The last number of each curve that is not mute."""
+    there = [curve.y[np.isfinite(curve.y)] for curve in curves if not curve.mute]
+    return [float(numbers[-1]) for numbers in there if len(numbers)]
+
+
+def _keys(title: str, curves: Sequence[Curve], marks: Sequence[Marks], width: int) -> list[list[tuple[str, str]]]:
+    """Lines of (name, colour), where there is more than one thing to tell apart; the first stands beside the title."""
     keys = [(curve.name, curve.colour) for curve in curves if len(curve.x)]
     keys += [(f"{happened.name} ({len(happened.x):,})", happened.colour) for happened in marks]
-    keys = keys if len(keys) > 1 else []
-    x = frame.width - 8.0
-    for name, colour in reversed(keys):
-        x -= LETTER * len(name) + 8
-        yield Label("faint", x, 16, name)
-        yield Rect(colour, x - 15, 6, 10, 10)
-        x -= 24
+    lines: list[list[tuple[str, str]]] = [[]]
+    room = width - BOLD_LETTER * len(title) - 2 * BESIDE
+    if sum(map(_key_width, keys)) > room:
+        lines, room = [[], []], width - BESIDE
+    for key in keys if len(keys) > 1 else []:
+        if lines[-1] and sum(map(_key_width, [*lines[-1], key])) > room:
+            lines.append([])
+        lines[-1].append(key)
+    return lines if lines[-1] else lines[:1]
+
+
+def _key_width(key: tuple[str, str]) -> float:
+    return LETTER * len(key[0]) + 32
+
+
+def _heading(frame: Frame, title: str, keys: Sequence[Sequence[tuple[str, str]]]) -> Iterator[Shape]:
+    """The title, and the key on its right, or below it where there is more to it."""
+    yield Label("ink", 2, 16, title, bold=True)
+    for line, names in enumerate(keys):
+        x, y = frame.width - float(BESIDE), 16 + LINE_HEIGHT * line
+        for name, colour in reversed(names):
+            x -= _key_width((name, colour)) - 24
+            yield Label("faint", x, y, name)
+            yield Rect(colour, x - 15, y - 10, 10, 10)
+            x -= 24
 
 
 def _pairs(x: np.ndarray, y: np.ndarray) -> list[tuple[float, float]]:

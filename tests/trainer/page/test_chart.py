@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -88,6 +89,38 @@ def test_marks_that_would_cover_each_other_are_one_and_all_are_counted() -> None
     picture = chart("a", [Curve("a", BLUE, np.arange(1000), np.ones(1000))], marks=marks)
     assert len([shape for shape in picture.shapes if isinstance(shape, Rect) and shape.colour == RED]) == 3  # and a key
     assert "restart (4)" in words(picture)
+
+
+DIGIT = {False: 7.64, True: 8.36}
+"""Pixels of a digit of DejaVu Sans, the widest of the fonts, plain or bold."""
+
+
+@pytest.mark.parametrize(
+    "y", [[0.001234] * 9, [1.05e-3, 1.06e-3], [0, -0.001234], [-1.234e-5, 2e-8], [0.98765, 0.98775], [1234567, 1234568]]
+)
+def test_numbers_beside_the_axis_are_whole_and_differ(y: list[float]) -> None:
+    picture = drawn(np.array(y))
+    labels = [shape for shape in picture.shapes if isinstance(shape, Label) and re.match(r"[-\d]", shape.text)]
+    for label in labels:
+        width = DIGIT[label.bold] * len(label.text)
+        left = label.x - width * (label.right + label.centred / 2)
+        assert 0 <= left <= picture.width - width, label
+    ticks = [label.text for label in labels if label.right]
+    assert len(set(ticks)) == len(ticks) > 1
+
+
+def test_a_key_that_has_no_room_beside_the_title_stands_below() -> None:
+    names = ["restart", "rollback", "skipped step", "spike", "failed save", "watchdog"]
+    curves = [Curve(name, BLUE, np.arange(9), np.ones(9)) for name in ("training", "held out")]
+    few = chart("Loss, nats per token", curves)
+    many = chart("Loss, nats per token", curves, marks=[Marks(name, RED, np.array([5.0])) for name in names])
+    keys = [shape for shape in many.shapes if isinstance(shape, Label) and shape.text.split(" (")[0] in names]
+    title = next(shape for shape in many.shapes if isinstance(shape, Label) and shape.text == many.title)
+    assert len(keys) == len(names)
+    assert all(key.x > 15 and key.y > title.y for key in keys)
+    assert many.height > few.height
+    lines = {y: sorted(key.x for key in keys if key.y == y) for y in {key.y for key in keys}}
+    assert all(x + 50 < after for line in lines.values() for x, after in pairwise(line))
 
 
 @pytest.mark.parametrize(("count", "joined"), [(50, False), (5000, True)])
