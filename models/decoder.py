@@ -123,7 +123,7 @@ class Decoder:
         return Inputs(
             split=True,
             positions=positions,
-            segments=batch.segments if self.documents else None,
+            segments=(batch.segments, batch.segments) if self.documents else None,
             rope=self._rope(positions),
             dropout_key=dropout_key if self.config.dropout else None,
             samples=batch.samples,
@@ -195,16 +195,24 @@ class Decoder:
         tokens_BS: jax.Array,
         cache: Cache,
         offset: jax.Array | int,
-        last: jax.Array | int,
+        first_B: jax.Array,
+        num: int,
         through: Through | None = None,
     ) -> tuple[jax.Array, Cache]:
-        """Tokens [B, S] at positions `offset`.. -> logits after token `last` of them [B, v] float32, and the cache.
+        """Tokens [B, S] at places `offset`.. of the cache -> logits after the last `num`, [B, num, v] float32; cache.
 
-        `through` takes the activations through all blocks, where they are not all at hand. Entries past the vocabulary
-        are -inf.
+        The text of a row begins at its place `first_B`; what stands before it is seen by none of it. `through` takes
+        the activations through all blocks, where they are not all at hand. Entries past the vocabulary are -inf.
         """
-        positions = jnp.broadcast_to(offset + jnp.arange(tokens_BS.shape[1]), tokens_BS.shape)
-        inputs = Inputs(split=False, positions=positions, rope=self._rope(positions), offset=offset)
+        places_S, places_T = offset + jnp.arange(tokens_BS.shape[1]), jnp.arange(cache.keys.shape[2])
+        positions = jnp.maximum(places_S - first_B[:, None], 0)
+        inputs = Inputs(
+            split=False,
+            positions=positions,
+            segments=(_begun(places_S, first_B), _begun(places_T, first_B)),
+            rope=self._rope(positions),
+            offset=offset,
+        )
         fetch = self._tied_once(leaves, fetch)
         x = self.embed(leaves, fetch, tokens_BS, inputs)
         x = collectives.varying(x, [axis for axis in AXES if axis != tensor.AXIS])
@@ -213,9 +221,8 @@ class Decoder:
         else:
             x, written = through(x, inputs, cache)
         head = self._part("head", leaves, fetch)
-        x_B1D = head.norm(jax.lax.dynamic_slice_in_dim(x, last, 1, axis=1))
         table = self._output_table(head, leaves, fetch)
-        return tensor.logits(x_B1D, table, self.config.vocab, self.vocab_axes)[:, 0], written
+        return tensor.logits(head.norm(x[:, -num:]), table, self.config.vocab, self.vocab_axes), written
 
     @cached_property
     def _parts(self) -> dict[str, tuple[nnx.GraphDef, nnx.State]]:
@@ -241,6 +248,11 @@ class Decoder:
 
     def _rope(self, positions_BS: jax.Array) -> tuple[jax.Array, jax.Array] | None:
         return rope.angles(self.config, positions_BS) if self.config.positions == "rope" else None
+
+
+def _begun(places_N: jax.Array, first_B: jax.Array) -> jax.Array:
+    """1 from the first place of a row's text on, 0 before it: int32 [B, N]."""
+    return (places_N >= first_B[:, None]).astype(jnp.int32)
 
 
 def _unless_missing(block: BlockStep) -> BlockStep:

@@ -32,7 +32,8 @@ class Inputs:
     split: bool
     """The sequence is cut over `tensor` between matmuls; False while decoding."""
     positions: jax.Array  # [B, S] int32
-    segments: jax.Array | None = None  # [B, S] int32
+    segments: tuple[jax.Array, jax.Array] | None = None
+    """Of the queries, [B, S] int32, and of the keys, [B, T]: those of another segment are not seen."""
     rope: tuple[jax.Array, jax.Array] | None = None  # cosines and sines, [B, S, K/2] float32
     dropout_key: jax.Array | None = None
     samples: jax.Array | None = None  # [B] uint32

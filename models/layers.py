@@ -120,7 +120,7 @@ class Attention(nnx.Module):
             q,
             k,
             v,
-            segments=None if inputs.segments is None else (inputs.segments, inputs.segments),
+            segments=inputs.segments,
             alibi_slopes_H=self._slopes(q.shape[-2]),
             window=self.config.window,
             soft_cap=self.config.soft_cap,

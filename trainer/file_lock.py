@@ -14,8 +14,17 @@ def try_to_lock(file: int) -> bool:
     Raises:
         OSError: the file system has no locks.
     """
+    return _try(file, fcntl.LOCK_EX)
+
+
+def try_to_share(file: int) -> bool:
+    """Whether no process has it for itself; until the file is closed, none may. Raises as `try_to_lock`."""
+    return _try(file, fcntl.LOCK_SH)
+
+
+def _try(file: int, how: int) -> bool:
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, how | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

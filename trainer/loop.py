@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ from trainer.failures.replicas import ReplicaCheck
 from trainer.failures.response import Setback, respond
 from trainer.failures.rollbacks import Rollback
 from trainer.failures.watchdog import Watchdog
+from trainer.folder_lock import last_sign
 from trainer.held import held
 from trainer.metrics import StepMetrics, model_flops_per_token
 from trainer.pipeline import advice
@@ -34,7 +35,6 @@ from trainer.planner.here import memory_notes
 from trainer.processes.membership import agreed_stop, is_first, join_others, process_count, process_index
 from trainer.processes.preflight import facts_of_start, require_alike
 from trainer.profile import Profile
-from trainer.run_folder import RunFolder
 from trainer.signals import ANSWER, StopRequest
 from trainer.sinks import Sinks, last_record, open_sinks
 from trainer.step import Metrics
@@ -78,7 +78,7 @@ class Loop:
         trainer.display = (
             make_display(title, config.train.steps, lambda: memory_in_use(self.local)) if self.is_first else Display()
         )
-        with trainer.display as display, ExitStack() as held_open:
+        with trainer.display as display:
             kinds = [device.device_kind for device in self.local]
             require_alike("start", facts_of_start(config.to_dict(), kinds))
             trainer.check_folder()
@@ -91,8 +91,6 @@ class Loop:
                 self._train_nothing(first, last, display)
                 return
             self._require_text()
-            if self.is_first:
-                held_open.enter_context(RunFolder(trainer.folder).in_use())
             trainer.open_folder()
             self._tell_start(first)
             try:
@@ -139,14 +137,16 @@ class Loop:
         """Before the numbers of steps that are trained again are taken back."""
         around: dict[str, Any] = {"devices": len(self.devices), "processes": process_count()}
         metrics = self.trainer.folder / "metrics.jsonl"
-        before = last_record(metrics)
-        if before is None and not first:
+        before, sign = last_record(metrics), last_sign(self.trainer.folder)
+        if before is None and sign is None and not first:
             self.events.tell("start", first, **around)
             return
-        if before is not None:
-            lost = max(before["step"] - first, 0)
-            around |= {"lost_steps": lost, "seconds_lost": lost * before["step_seconds"]}
-            around |= {"last_seen": metrics.stat().st_mtime}
+        told = [(int(before["step"]), metrics.stat().st_mtime)] if before is not None else []
+        told += [(sign.step, sign.time)] if sign is not None else []
+        if told:
+            lost = max(max(step for step, _ in told) - first, 0)
+            around |= {"lost_steps": lost, "seconds_lost": lost * (before["step_seconds"] if before else 0.0)}
+            around |= {"last_seen": max(time for _, time in told)}
         self.events.tell("restart", first, **around)
 
     def _train_nothing(self, first: int, last: int, display: Display) -> None:
@@ -219,6 +219,7 @@ class Loop:
                 self.unfetched.append(metrics)
                 step = trainer.step
                 self._wait_for_devices(but=AHEAD)
+                trainer.lock.sign(step - self._num_waiting())
                 with trainer.phases(OTHERS):
                     stopped_by = self.all_stop.after(step, self.stop.signal)
                 ends = step == last or stopped_by is not None
@@ -345,6 +346,10 @@ class Loop:
                 jax.block_until_ready(metrics)
                 self.trainer.phases.moved()
                 self.num_done += 1
+
+    def _num_waiting(self) -> int:
+        """Steps that were sent off, and that the devices have not done."""
+        return sum(not metrics.loss.is_ready() for metrics in self.unfetched[self.num_done :])  # type: ignore[attr-defined]
 
     def _fetch(self) -> None:
         """Waits for the devices, and looks whether all went well. Nothing is saved without: so a checkpoint is good.

@@ -27,7 +27,7 @@ from sharding.zero import FETCHED, Zero
 from trainer import loss_scale
 from trainer.attention import chosen
 from trainer.config import Config
-from trainer.generate import generator
+from trainer.decoding import Reader, reader, writer
 from trainer.gpu_settings import GpuSettings, gpu_settings
 from trainer.offload.choice import in_file, offloaded, streamed
 from trainer.offload.from_file import FromFile, checked
@@ -166,18 +166,33 @@ class Program:
         return self.forward(self.train_step.evaluate, (self.batch_specs,), sums)
 
     @cached_property
-    def generate(self) -> Callable[..., tuple[jax.Array, jax.Array]]:
-        """See `trainer.generate.generator`, jitted."""
-        return generator(self)
+    def generate(self) -> Callable[..., jax.Array]:
+        """See `trainer.decoding.writer`."""
+        return writer(self)
 
-    def forward(self, local: Callable[..., Any], in_specs: tuple[Tree, ...], out_specs: Tree) -> Callable[..., Any]:
-        """`local`, of parameters and more, jitted over the mesh. Weights that it is not given come from outside."""
+    @cached_property
+    def logits(self) -> Reader:
+        """See `trainer.decoding.reader`."""
+        return reader(self)
+
+    def forward(
+        self,
+        local: Callable[..., Any],
+        in_specs: tuple[Tree, ...],
+        out_specs: Tree,
+        donate: tuple[int, ...] = (),
+    ) -> Callable[..., Any]:
+        """`local`, of parameters and more, jitted over the mesh. Weights that it is not given come from outside.
+
+        The arguments numbered in `donate` are used up.
+        """
 
         def run(parameters: dict[str, jax.Array], *others: Any) -> Any:
             weights = {name: self.layouts[name].spec for name in parameters}
             return self.manual(local, (weights, *in_specs), out_specs)(parameters, *others)
 
-        return jax.jit(run) if self.outside is None else checked(jax.jit(run), self.outside)
+        program = jax.jit(run, donate_argnums=donate)
+        return program if self.outside is None else checked(program, self.outside)
 
     @property
     def batch_specs(self) -> Tree:

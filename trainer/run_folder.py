@@ -9,7 +9,6 @@ Takes the config as plain nested data, and knows nothing of training. One proces
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import json
 import os
@@ -28,17 +27,12 @@ from trainer import config_yaml
 from trainer.checkpoint.foreign import refusal
 from trainer.config_source import read_file
 from trainer.errors import ConfigError
-from trainer.file_lock import holder, try_to_lock
 
 PACKAGES = ("meshwright", "jax", "jaxlib", "flax", "optax", "numpy", "tokenizers")
 
 
 BECAUSE = "MESHWRIGHT_RESTARTED_BECAUSE"
 """Set by whoever starts a run again: how it ended before."""
-
-
-IN_USE = ".in-use.tmp"
-"""Locked by the process that trains in the folder."""
 
 
 class Change(Enum):
@@ -118,29 +112,6 @@ class RunFolder:
         except OSError as error:
             raise self._not_writable(error) from error
         return notes
-
-    @contextlib.contextmanager
-    def in_use(self) -> Iterator[None]:
-        """`with` it while something trains in the folder, which is made; a process that is killed leaves it free.
-
-        Raises:
-            ConfigError: another process trains in it, or it cannot be written.
-        """
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            file = os.open(self._file(IN_USE), os.O_RDWR | os.O_CREAT, 0o666)
-        except OSError as error:
-            raise self._not_writable(error) from error
-        try:
-            with contextlib.suppress(OSError):  # a file system without locks
-                if not try_to_lock(file):
-                    raise ConfigError(
-                        f"{self.path} is in use: {holder(file)} trains in it; wait for it, stop it, or give another "
-                        "run.name or run.dir"
-                    )
-            yield
-        finally:
-            os.close(file)
 
     def _not_writable(self, error: OSError) -> ConfigError:
         return ConfigError(

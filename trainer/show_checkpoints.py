@@ -15,6 +15,7 @@ from trainer.checkpoint.keep import METRIC
 from trainer.checkpoint.read import open_arrays
 from trainer.config import ANYWHERE, Config
 from trainer.errors import ConfigError
+from trainer.folder_lock import is_held
 from trainer.tables import make_table, wide_console
 from trainer.units import binary
 
@@ -110,9 +111,11 @@ def remove_checkpoints(run: Path, steps: Sequence[int] | None, really: bool) -> 
     """Removes these, or those that no rule of the run's config keeps; shows which, unless really.
 
     Raises:
-        ConfigError: there is none of such a step.
+        ConfigError: there is none of such a step, or a process trains in the folder.
     """
     checkpoints = _open(run)
+    if really and is_held(run):
+        raise ConfigError(f"{run} is in use: a process trains in it; wait for it, or stop it")
     wanted = checkpoints.unwanted() if steps is None else [checkpoints.require(step) for step in dict.fromkeys(steps)]
     sizes = {entry.path.name: entry.num_bytes for entry in entries(checkpoints)}
     if not wanted:

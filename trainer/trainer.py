@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import signal
 import time
-from collections.abc import Generator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import jax
+import numpy as np
+from numpy.typing import ArrayLike
 
 from models.inputs import Batch
 from pallas_kernels.attention import Choice
@@ -22,7 +26,7 @@ from trainer.checkpoint import Checkpoints, Keep, made
 from trainer.checkpoint.foreign import refusal
 from trainer.config import ANYWHERE, TRAINED, Config
 from trainer.config_source import Overrides
-from trainer.data.batches import TrainBatches, prefetch
+from trainer.data.batches import Ahead, TrainBatches
 from trainer.data.config import DataConfig
 from trainer.data.prepare import Corpus, prepare
 from trainer.data.tokenizer import Tokenizer
@@ -36,7 +40,8 @@ from trainer.failures.guard import Guard
 from trainer.failures.memory import memory_told
 from trainer.failures.phases import DATA, STEP, Phases
 from trainer.failures.rollbacks import Rollback, Rollbacks, batch_of
-from trainer.generate import generate
+from trainer.folder_lock import FolderLock
+from trainer.generate import generate, logits
 from trainer.jax_start import prepare_jax
 from trainer.keeper import Keeper
 from trainer.loop import Loop
@@ -60,6 +65,9 @@ class Trainer:
     Making one touches no device: they are looked for when something first needs them. Where the run's folder already
     holds a checkpoint, the trainer goes on from the newest, whatever mesh or ZeRO stage saved it.
 
+    What trains or saves has the run's folder for itself, from then on until `close`, the end of a `with`, or until
+    nothing refers to the trainer any more. Others may evaluate and generate meanwhile.
+
     Args:
       devices: the devices to use, instead of all that JAX finds; for `lower_step` they need not exist.
     """
@@ -72,7 +80,12 @@ class Trainer:
         self._weights: tuple[int, Arrays] | None = None  # of a checkpoint's step, until there is a keeper
         self._step = self._tokens = 0  # of the state, once there is one
         self._uncounted: list[jax.Array] = []  # the tokens of steps that nobody has waited for
+        self._course = 0
+        """How often a state was taken up: batches made ahead of it are of another."""
+        self.lock = FolderLock(self.folder)
+        """The right to write there."""
         self._is_open = False
+        weakref.finalize(self, self.lock.close)
         self.display = Display()
         """Where notes for the user go; silent unless replaced, as `train` does."""
         self._evaluates_all = False
@@ -84,6 +97,23 @@ class Trainer:
         """The signal that ended `train` early, if one did."""
         self.phases = Phases()
         """What it is at."""
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leaves the run's folder to others, once what is being saved is written. Training and saving end for good.
+
+        Raises:
+            OSError: it could not be written.
+        """
+        try:
+            self.checkpoints.wait()
+        finally:
+            self.lock.close()
 
     @classmethod
     def from_run(cls, folder: str | Path, overrides: Overrides = ()) -> Trainer:
@@ -161,8 +191,9 @@ class Trainer:
         """Makes the run's folder, or finds that it holds this very run; done by whatever trains or saves.
 
         Raises:
-            ConfigError: it cannot be written, or holds something else.
+            ConfigError: it cannot be written, holds something else, or another trainer has it.
         """
+        self.lock.require()
         if self._is_open:
             return
         require_extras(self._asked, "offload")
@@ -172,6 +203,7 @@ class Trainer:
         environment |= {"data": self.corpus.sizes, "attention": self.program.attention.name}
         require_alike("data", {"the hash of the text behind data.path": self.corpus.hash})
         if is_first():
+            self.lock.take()
             for note in RunFolder(self.folder).open(self.config.to_dict(), environment):
                 self.display.say(note)
             if self.corpus.tokenizer is not None:
@@ -231,37 +263,33 @@ class Trainer:
     def steps(self, num: int | None = None) -> Generator[Metrics, None, None]:
         """Trains `num` steps (to the end of the run, unless given), yielding each one's metrics.
 
-        They are scalars on the devices: reading one waits for its step, so read few to keep the devices busy.
+        They are scalars on the devices: reading one waits for its step, so read few to keep the devices busy. Each step
+        goes on from where the trainer is, whatever was done with it since the one before.
 
         Raises:
-            ConfigError: `num` is negative, or the run's folder holds another run.
+            ConfigError: `num` is negative, the run's folder holds another run, or another trainer has it.
         """
         _require_number(num)
         self.open_folder()
-        return self._steps(self.config.train.steps - self.step if num is None else num)
+        return self._steps(num)
 
-    def _steps(self, num: int) -> Generator[Metrics, None, None]:
-        config, program = self.config, self.program
-        batches = TrainBatches(self.corpus.train(config.batch.sequence), config.seed, config.batch.global_)
-        left_out = self.rollbacks.left_out(config.batch.global_)
-
-        def get(step: int) -> Batch:
-            rows = partial(batches.rows, batch_of(step, left_out))
-            return put_batch(program.mesh, program.batch_specs, config.batch.global_, rows)
-
+    def _steps(self, num: int | None) -> Generator[Metrics, None, None]:
         with memory_told(self):
             jax.block_until_ready(self.restored_state)
-        first, last = self.step, self.step + max(num, 0)
         metrics: Metrics | None = None
-        with memory_told(self), contextlib.closing(prefetch(get, first, last, config.data.prefetch)) as ready:
-            for _ in range(first, last):
+        with memory_told(self), contextlib.closing(Ahead(self._batch_getter(), self.config.data.prefetch)) as ready:
+            for done in itertools.count():
+                left = self.config.train.steps - self._step if num is None else num - done
+                if left <= 0:
+                    return
+                self.lock.require()
                 started = time.perf_counter()
                 with self.phases(DATA):
-                    batch = next(ready)
+                    batch = ready.of(self._step, self._step + left, self._course)
                 if metrics is not None and metrics.loss.is_ready():  # type: ignore[attr-defined]
                     self.data_seconds += time.perf_counter() - started
                 with self.phases(STEP):
-                    metrics = self.keeper.step(batch, *[self.guard.limits_of_devices] * program.has_limits)
+                    metrics = self.keeper.step(batch, *[self.guard.limits_of_devices] * self.program.has_limits)
                 self._step += 1
                 self.phases.at(self._step)
                 self._uncounted.append(metrics.tokens)
@@ -269,13 +297,26 @@ class Trainer:
                     self._count_tokens()
                 yield metrics
 
+    def _batch_getter(self) -> Callable[[int], Batch]:
+        """What makes the batch of a step, on the devices."""
+        config, program = self.config, self.program
+        batches = TrainBatches(self.corpus.train(config.batch.sequence), config.seed, config.batch.global_)
+        rollbacks = self.rollbacks
+
+        def get(step: int) -> Batch:
+            rows = partial(batches.rows, batch_of(step, rollbacks.left_out(config.batch.global_)))
+            return put_batch(program.mesh, program.batch_specs, config.batch.global_, rows)
+
+        return get
+
     def train(self, steps: int | None = None) -> None:
         """Trains to the end of the run, or `steps` steps, with display, logs, evaluations and checkpoints.
 
         SIGINT and SIGTERM end it after the step, with a checkpoint; `stopped_by` tells.
 
         Raises:
-            ConfigError: `steps` is negative, the run's folder holds another run, or float16 can go no further.
+            ConfigError: `steps` is negative, the run's folder holds another run, another trainer has it, or float16 can
+                go no further.
             TrainingError: a step went wrong, and the config wants the run to end then; too many steps in a row changed
                 nothing; or memory was not enough.
             OSError: a checkpoint or another of the run's files could not be written.
@@ -283,8 +324,12 @@ class Trainer:
         _require_number(steps)
         self.stopped_by = None
         require_extras(self._asked)
-        with memory_told(self):
-            Loop(self, steps).run()
+        self.lock.is_training = True
+        try:
+            with memory_told(self):
+                Loop(self, steps).run()
+        finally:
+            self.lock.is_training = False
 
     def evaluate(self) -> dict[str, float]:
         """Loss (nats per token), perplexity, and bits per byte where the tokenizer tells bytes.
@@ -301,21 +346,55 @@ class Trainer:
             raise ConfigError("baselines compare with the run's own text; leave data.path out")
         return {"unigram_entropy": self.corpus.unigram_entropy(), "xz_bits_per_byte": self.corpus.xz_bits_per_byte()}
 
+    @overload
+    def generate(  # type: ignore[overload-overlap]  # a text is a sequence of texts too
+        self, prompt: str, max_tokens: int = ..., temperature: float = ..., top_k: int | None = ..., seed: int = ...
+    ) -> str: ...
+
+    @overload
     def generate(
-        self, prompt: str, max_tokens: int = 100, temperature: float = 1.0, top_k: int | None = None, seed: int = 0
-    ) -> str:
+        self,
+        prompt: Sequence[str],
+        max_tokens: int = ...,
+        temperature: float = ...,
+        top_k: int | None = ...,
+        seed: int = ...,
+    ) -> list[str]: ...
+
+    def generate(
+        self,
+        prompt: str | Sequence[str],
+        max_tokens: int = 100,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        seed: int = 0,
+    ) -> str | list[str]:
         """The prompt and what the model makes of it, up to the end of the document, `max_tokens` tokens or the model's
-        context, whichever comes first.
+        context, whichever comes first. Of several prompts, read side by side: a list, each as it would be alone.
 
         Args:
             temperature: 0 takes the likeliest token.
             top_k: chooses among so many likeliest tokens; among all unless given.
+            seed: a token is a function of it, of its place in the text and of the model's logits there.
 
         Raises:
-            ConfigError: the prompt fills the context, a number is out of its range, or there is no tokenizer.
+            ConfigError: a prompt fills the context, a number is out of its range, or there is no tokenizer.
+        """
+        prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+        with memory_told(self):
+            texts = generate(self, self.parameters, prompts, max_tokens, temperature, top_k, seed)
+        return texts[0] if isinstance(prompt, str) else texts
+
+    def logits(self, tokens: ArrayLike) -> np.ndarray:
+        """What the model says of the token after each of `tokens`, [texts, tokens of each]: float32 [..., model.vocab].
+
+        Each row is read as one document, such as `tokenizer.encode(text)` gives.
+
+        Raises:
+            ConfigError: they are not whole numbers of the vocabulary, or more in a row than the model's context.
         """
         with memory_told(self):
-            return generate(self, self.parameters, prompt, max_tokens, temperature, top_k, seed)
+            return logits(self, self.parameters, np.asarray(tokens))
 
     def save(self, wait: bool = True, measured: Mapping[str, float] | None = None) -> None:
         """Writes a checkpoint of this step.
@@ -326,7 +405,7 @@ class Trainer:
                 has returned.
 
         Raises:
-            ConfigError: the run's folder holds another run.
+            ConfigError: the run's folder holds another run, or another trainer has it.
             TrainingError: the state has a number that is not finite, and no checkpoint is made of it.
             OSError: it could not be written, or one before that nobody waited for.
         """
@@ -386,6 +465,7 @@ class Trainer:
                 keeper.state = keeper.state._replace(loss_scale=self.program.first_loss_scale())
         self._step, self._tokens = saved or 0, int(meta.get("tokens", 0))
         self._uncounted.clear()
+        self._course += 1
         self.guard.recall(meta.get("guard", {}))
 
     def go_back(self, rollback: Rollback) -> None:

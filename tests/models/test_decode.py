@@ -25,18 +25,20 @@ CONFIGS = FAMILIES | {
     "windowed": dataclasses.replace(FAMILIES["llama grouped"], window=3, soft_cap=2.0),
     "one key head": dataclasses.replace(FAMILIES["llama grouped"], kv_heads=1),
 }
-Decode = Callable[[np.ndarray, Cache, int, int], tuple[jax.Array, Cache]]
+Decode = Callable[..., tuple[jax.Array, Cache]]
+FIRST = np.zeros(1, np.int32)
+"""Where the text of the only row begins."""
 
 
-def empty(config: ModelConfig, kv_heads: int | None = None) -> Cache:
-    shape = (config.layers, 1, config.context, kv_heads or config.num_kv_heads, config.dim_per_head)
+def empty(config: ModelConfig, kv_heads: int | None = None, rows: int = 1, places: int = 10) -> Cache:
+    shape = (config.layers, rows, places, kv_heads or config.num_kv_heads, config.dim_per_head)
     return Cache(jnp.zeros(shape), jnp.zeros(shape))
 
 
-def decoder(config: ModelConfig) -> Decode:
+def decoder(config: ModelConfig, num: int = 1) -> Decode:
     weights = weights_of(config)
     return jax.jit(
-        lambda tokens, cache, offset, last: Decoder(config).decode(weights, whole, tokens, cache, offset, last)
+        lambda tokens, cache, offset, first: Decoder(config).decode(weights, whole, tokens, cache, offset, first, num)
     )
 
 
@@ -46,23 +48,30 @@ def test_token_by_token(family: str) -> None:
     decode, cache = decoder(config), empty(config)
     expected = log_probabilities(config, weights_of(config), TOKENS)
     for place, token in enumerate(TOKENS):
-        logits, cache = decode(TOKENS[None, place : place + 1], cache, place, 0)
-        assert logits.shape == (1, config.vocab), token
-        np.testing.assert_allclose(jax.nn.log_softmax(logits[0]), expected[place], rtol=1e-5, atol=1e-5)
+        logits, cache = decode(TOKENS[None, place : place + 1], cache, place, FIRST)
+        assert logits.shape == (1, 1, config.vocab), token
+        np.testing.assert_allclose(jax.nn.log_softmax(logits[0, 0]), expected[place], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", CONFIGS)
-def test_a_padded_prompt_then_token_by_token(family: str) -> None:
-    """As generation does it: what the padding wrote into the cache is never seen, and written over."""
+def test_rows_of_any_length_side_by_side_in_chunks_then_token_by_token(family: str) -> None:
+    """As generation does it: each row ends where the others end, and what stands before it is not seen."""
     config = CONFIGS[family]
-    decode = decoder(config)
-    expected = log_probabilities(config, weights_of(config), TOKENS)
-    prompt = np.where(np.arange(10) < 6, TOKENS, 7)[None].astype(np.int32)
-    logits, cache = decode(prompt, empty(config), 0, 5)
-    np.testing.assert_allclose(jax.nn.log_softmax(logits[0]), expected[5], rtol=1e-5, atol=1e-5)
-    for place in range(6, 10):
-        logits, cache = decode(TOKENS[None, place : place + 1], cache, place, 0)
-        np.testing.assert_allclose(jax.nn.log_softmax(logits[0]), expected[place], rtol=1e-5, atol=1e-5)
+    rows = [TOKENS[:7], TOKENS[3:5], TOKENS[2:8]]
+    expected = [log_probabilities(config, weights_of(config), row) for row in rows]
+    tokens = np.stack([np.append(np.full(9 - len(row), 7), row) for row in rows]).astype(np.int32)
+    first = np.array([9 - len(row) for row in rows], np.int32)
+    chunk, one, cache = decoder(config, num=3), decoder(config), empty(config, rows=3, places=12)
+    found = []
+    for place in (0, 3):
+        logits, cache = chunk(tokens[:, place : place + 3], cache, place, first)
+        found.append(logits)
+    for place in (6, 7, 8):
+        logits, cache = one(tokens[:, place : place + 1], cache, place, first)
+        found.append(logits)
+    said = jax.nn.log_softmax(jnp.concatenate(found, axis=1))
+    for row, wanted in enumerate(expected):
+        np.testing.assert_allclose(said[row, first[row] :], wanted, rtol=1e-5, atol=1e-5, err_msg=f"row {row}")
 
 
 @pytest.mark.parametrize(
@@ -81,12 +90,13 @@ def test_on_a_tensor_mesh(family: str, tensor: int) -> None:
     def local(weights: dict[str, jax.Array], tokens: jax.Array) -> jax.Array:
         leaves = {name: collectives.varying(weight, AXES) for name, weight in weights.items()}
         cache = jax.tree.map(lambda x: collectives.varying(x, AXES), empty(config, kv_heads))
-        logits, cache = Decoder(config).decode(leaves, whole, tokens[:, :8], cache, 0, 7)
-        more, _ = Decoder(config).decode(leaves, whole, tokens[:, 8:9], cache, 8, 0)
-        return jnp.concatenate([logits, more])
+        first = jnp.zeros(1, jnp.int32)
+        logits, cache = Decoder(config).decode(leaves, whole, tokens[:, :8], cache, 0, first, 2)
+        more, _ = Decoder(config).decode(leaves, whole, tokens[:, 8:9], cache, 8, first, 1)
+        return jnp.concatenate([logits, more], axis=1)[0]
 
     run = manual(mesh, local, ({n: layout.spec for n, layout in layouts.items()}, P()), P(None, "tensor"))
     logits = np.asarray(run({n: layouts[n].store(jnp.asarray(x)) for n, x in weights.items()}, TOKENS[None]))
     assert (logits[:, config.vocab :] == -np.inf).all()
-    expected = log_probabilities(config, weights, TOKENS)[7:9]
+    expected = log_probabilities(config, weights, TOKENS)[6:9]
     np.testing.assert_allclose(jax.nn.log_softmax(logits)[:, : config.vocab], expected, rtol=1e-5, atol=1e-5)

@@ -42,7 +42,9 @@ NEW: dict[str, Callable[[Trainer], object]] = {
     "evaluate": lambda trainer: trainer.evaluate(),
     "baselines": lambda trainer: trainer.baselines(),
     "generate": lambda trainer: trainer.generate("def", max_tokens=2),
+    "logits": lambda trainer: trainer.logits([[1, 2]]),
     "save": lambda trainer: trainer.save(),
+    "close": lambda trainer: trainer.close(),
 }
 """What is asked of a new run's trainer, by the name of the member; training goes on from there."""
 OLD = ("step", "tokenizer", "state", "evaluate", "generate", "train", "rollbacks")
@@ -50,6 +52,7 @@ OLD = ("step", "tokenizer", "state", "evaluate", "generate", "train", "rollbacks
 TOUCHES_NOTHING = {
     "folder",
     "checkpoints",
+    "close",
     "guard",
     "step",
     "tokens",

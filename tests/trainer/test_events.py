@@ -11,6 +11,7 @@ import pytest
 from tests.trainer import small
 from trainer import Config, Trainer
 from trainer.events import EVENTS, FILE, Events
+from trainer.folder_lock import FolderLock, last_sign
 from trainer.lines import read_jsonl
 
 
@@ -56,6 +57,31 @@ def test_steps_after_the_checkpoint_are_told_as_lost(tmp_path: Path, monkeypatch
     assert (restart["step"], restart["lost_steps"]) == (2, 2)
     assert restart["seconds_lost"] > 0
     assert restart["last_seen"] <= restart["time"]
+
+
+def test_steps_that_nobody_logged_are_told_as_lost_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is killed has told nothing since its last line, and leaves only its sign of life."""
+    tree = small.tree(small.write_text(tmp_path / "text"), tmp_path / "run")
+    overrides = {"train.eval_every": None, "train.log_every": 100, "train.steps": 9, "train.checkpoint_every": 4}
+    sign = FolderLock.sign
+
+    def killed(lock: FolderLock, step: int) -> None:
+        sign(lock, step)
+        if step >= 5:
+            raise RuntimeError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FolderLock, "sign", killed)
+        patch.setattr(Events, "tell", lambda *_, **__: None)
+        with pytest.raises(RuntimeError):
+            Trainer(Config.from_dict(tree, overrides)).train()
+    reached = last_sign(tmp_path / "run")
+    Trainer(Config.from_dict(tree, overrides)).train()
+    (restart,) = (event for event in read_jsonl(tmp_path / "run" / FILE) if event["event"] == "restart")
+    assert reached
+    assert restart["step"] == 4
+    assert restart["lost_steps"] == reached.step - 4 > 0
+    assert restart["last_seen"] == pytest.approx(reached.time)
 
 
 def test_a_reason_holds_no_password(tmp_path: Path) -> None:

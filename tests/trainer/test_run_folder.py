@@ -2,7 +2,6 @@
 
 import copy
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -183,15 +182,3 @@ def test_outside_a_repository_there_is_no_commit(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert describe_environment([], None)["git_commit"] is None
-
-
-def test_two_do_not_train_in_one_folder(tmp_path: Path) -> None:
-    """What the second would take for a killed process' leftovers is the first's next checkpoint."""
-    folder = RunFolder(tmp_path / "run")
-    with folder.in_use():
-        words = rf"run is in use: process {os.getpid()} trains in it; wait for it"
-        with pytest.raises(ConfigError, match=words), RunFolder(tmp_path / "run").in_use():
-            pass
-        folder.check({})  # it looks empty still
-    with RunFolder(tmp_path / "run").in_use():
-        pass

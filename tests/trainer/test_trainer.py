@@ -24,6 +24,7 @@ from trainer.data.batches import TrainBatches
 from trainer.data.indexed import IndexedWriter
 from trainer.data.tokenizer import Tokenizer
 from trainer.display import PlainDisplay
+from trainer.generate import continuation
 from trainer.metrics import StepMetrics
 from trainer.report import page
 from trainer.report.folder import read_run
@@ -339,13 +340,12 @@ def test_one_program_writes_every_length(trained: Trainer) -> None:
 def written(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """The ids of each text that is written from now on."""
     ids: list[list[int]] = []
-    decode = Tokenizer.decode
 
-    def spy(tokenizer: Tokenizer, tokens: np.ndarray) -> str:
-        ids.append(list(map(int, tokens)))
-        return decode(tokenizer, tokens)
+    def spy(tokenizer: Tokenizer, prompt: np.ndarray, new: np.ndarray) -> str:
+        ids.append(list(map(int, new)))
+        return continuation(tokenizer, prompt, new)
 
-    monkeypatch.setattr(Tokenizer, "decode", spy)
+    monkeypatch.setattr("trainer.generate.continuation", spy)
     return ids
 
 

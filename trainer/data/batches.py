@@ -10,7 +10,7 @@ import queue
 import threading
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -101,6 +101,33 @@ def prefetch(get: Callable[[int], T], start: int, stop: int, depth: int) -> Gene
         closed.set()
         room.release()
         thread.join()
+
+
+class Ahead(Generic[T]):
+    """Batches of the steps that are asked for, made ahead as long as they are asked for one after the other."""
+
+    def __init__(self, get: Callable[[int], T], depth: int) -> None:
+        self._get = get
+        self._depth = depth
+        self._stream: Generator[T, None, None] | None = None
+        self._expected: tuple[int, int] | None = None
+        """What the stream gives next."""
+
+    def of(self, step: int, stop: int, course: int = 0) -> T:
+        """get(step); meanwhile, those up to `stop` are made. What was made for another `course` is not given."""
+        if self._stream is None or self._expected != (course, step):
+            self.close()
+            self._stream = prefetch(self._get, step, stop, self._depth)
+        self._expected = None  # unless it comes
+        batch = next(self._stream)
+        self._expected = course, step + 1
+        return batch
+
+    def close(self) -> None:
+        """Ends the thread."""
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from trainer.checkpoint import Checkpoints
 from trainer.checkpoint.draft import HEADER
 from trainer.checkpoint.sealed import read_sealed, write_sealed
 from trainer.cli import app
+from trainer.folder_lock import FolderLock
 
 CONFIG = "train: {checkpoint_every: 10, eval_every: 20, keep_checkpoints: 1, keep_best: 1}\n"
 
@@ -145,6 +146,16 @@ def test_nothing_is_removed_without_yes(run: Path) -> None:
     assert here(run, "--prune", "--yes").output.count("removed /") == 2
     assert steps(run) == [20, 40]
     assert "nothing to remove: the run's config keeps all of [20, 40]" in here(run, "--prune").output
+
+
+def test_nothing_is_removed_from_a_run_that_trains(run: Path) -> None:
+    lock = FolderLock(run)
+    lock.take()
+    refused = here(run, "--remove", "10", "--yes")
+    assert refused.exit_code == 2
+    assert "is in use: a process trains in it" in refused.stderr
+    lock.close()
+    assert here(run, "--remove", "10", "--yes").exit_code == 0
 
 
 def test_a_damaged_one_can_be_removed_and_an_older_one_is_the_newest(run: Path) -> None:

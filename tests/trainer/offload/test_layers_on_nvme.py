@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -97,40 +98,44 @@ def test_what_is_kept_is_told_at_the_end(run: Run) -> None:
 
 
 @pytest.mark.parametrize("run", ["data2_replica2"], indirect=True)
-def test_it_is_measured_makes_text_and_goes_on_elsewhere(run: Run) -> None:
+def test_it_is_measured_makes_text_and_goes_on_elsewhere(run: Run, tmp_path: Path) -> None:
     loss = run.on_host.evaluate()
     assert run.in_files.evaluate() == loss
     text = run.on_host.generate("def", 3, temperature=0)
     assert run.in_files.generate("def", 3, temperature=0) == text
+    says = run.on_host.logits([[1, 2, 3, 4, 5]])
+    np.testing.assert_array_equal(run.in_files.logits([[1, 2, 3, 4, 5]]), says)
     run.in_files.save()
     of_checkpoint = Trainer.from_run(run.in_files.folder)  # while the run has its files
     assert of_checkpoint.evaluate() == loss
     assert of_checkpoint.generate("def", 3, temperature=0) == text
+    copy = shutil.copytree(run.in_files.folder, tmp_path / "copy")
     elsewhere = {"offload": {"optimizer": "host", "parameters": "host"}}
-    on_devices, on_host = (Trainer.from_run(run.in_files.folder, offload) for offload in ({"offload": {}}, elsewhere))
+    on_devices, on_host = (Trainer.from_run(copy, offload) for offload in ({"offload": {}}, elsewhere))
     assert state_of(on_devices) == state_of(on_host) == state_of(run.in_files)
     del of_checkpoint, on_devices
     expected = [float(metrics.loss) for metrics in on_host.steps(2)]
     on_host.save()
     run.disk.joinpath("back").mkdir()
     back = {"offload": run.nvme | {"path": str(run.disk / "back")}}
-    again = Trainer.from_run(run.in_files.folder, back)
+    again = Trainer.from_run(copy, back)
     assert state_of(again) == state_of(on_host)
     assert [float(metrics.loss) for metrics in run.in_files.steps(2)] == expected
-    assert [m.loss for m in again.steps(1)] == [m.loss for m in on_host.steps(1)]
+    assert [m.loss for m in on_host.steps(1)] == [m.loss for m in again.steps(1)]
 
 
 @pytest.mark.parametrize("call", ["preadv", "pwritev"])
 @pytest.mark.parametrize("run", ["one_device_bfloat16"], indirect=True)
 def test_a_disk_that_fails_in_a_step_ends_it_and_leaves_the_newest_checkpoint(
-    run: Run, monkeypatch: pytest.MonkeyPatch, call: str
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     run.in_files.save()
+    copy = shutil.copytree(run.in_files.folder, tmp_path / "copy")
     before = state_of(run.in_files)
     folder = run.disk / call
     folder.mkdir()
     there = {"offload": run.nvme | {"path": str(folder)}}
-    broken = Trainer.from_run(run.in_files.folder, there)
+    broken = Trainer.from_run(copy, there)
     list(broken.steps(1))
     if call == "preadv":
         monkeypatch.setattr(os, call, fails)
@@ -143,7 +148,7 @@ def test_a_disk_that_fails_in_a_step_ends_it_and_leaves_the_newest_checkpoint(
     with pytest.raises(RuntimeError, match=r"a step was broken off half way"):
         list(broken.steps(1))
     assert not list(folder.iterdir())
-    again = Trainer.from_run(run.in_files.folder, there)
+    again = Trainer.from_run(copy, there)
     assert state_of(again) == before
 
 

@@ -79,5 +79,5 @@ def test_it_evaluates_generates_and_goes_on_elsewhere(run: Run) -> None:
     elsewhere = Trainer.from_run(run.on_host.folder, {"offload": {"optimizer": "none"}})
     for name, array in elsewhere.state.items():
         np.testing.assert_array_equal(array, run.on_host.state[name], err_msg=name)
-    again = Trainer.from_run(run.on_host.folder)
-    assert [float(m.loss) for m in again.steps(1)] == [float(m.loss) for m in run.on_host.steps(1)]
+    expected = [float(m.loss) for m in run.on_host.steps(1)]
+    assert [float(m.loss) for m in Trainer.from_run(run.on_host.folder).steps(1)] == expected
