@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import platform
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import yaml
 
 from trainer import events
 from trainer.errors import ConfigError
+from trainer.folder_lock import Sign, is_held, last_sign
 from trainer.lines import read_jsonl
 from trainer.report.columns import MOST_STEPS, Columns, read_columns
 
@@ -55,6 +58,10 @@ class Run:
     """Steps that can be gone on from, ascending."""
     seen: float | None
     """When it last wrote a number, Unix seconds."""
+    sign: Sign | None = None
+    """Its last sign of life."""
+    held: bool | None = None
+    """Whether a process has the folder to train in it; None where that cannot be known from here."""
 
     @property
     def name(self) -> str:
@@ -65,6 +72,12 @@ class Run:
         """The last that anything is known of."""
         steps = [int(columns.step[-1]) for columns in (self.training, self.evaluations) if len(columns)]
         return max([*steps, *self.checkpoints, 0])
+
+    @property
+    def segments(self) -> list[list[Event]]:
+        """The events of each start, with which they begin."""
+        firsts = [k for k, event in enumerate(self.events) if event.name in STARTS]
+        return [self.events[first:end] for first, end in zip_longest(firsts, firsts[1:])]
 
     @property
     def starts(self) -> list[Event]:
@@ -90,7 +103,7 @@ def read_run(folder: Path) -> Run:
         raise ConfigError(f"{folder} is no folder; give the folder of a run, such as runs/quickstart")
     if not any((folder / name).exists() for name in (CONFIG, ENVIRONMENT, METRICS)):
         raise ConfigError(f"{folder} holds no {CONFIG}, so it is no run's folder; name one, such as runs/quickstart")
-    found = read_columns(folder / METRICS, _KINDS)
+    found, sign = read_columns(folder / METRICS, _KINDS), last_sign(folder)
     return Run(
         path=folder,
         config=_config(folder / CONFIG),
@@ -100,6 +113,8 @@ def read_run(folder: Path) -> Run:
         evaluations=found[EVALUATION],
         checkpoints=_checkpoints(folder / "checkpoints"),
         seen=(folder / METRICS).stat().st_mtime if (folder / METRICS).exists() else None,
+        sign=sign,
+        held=is_held(folder) if sign is not None and sign.host == platform.node() else None,
     )
 
 

@@ -12,7 +12,8 @@ from itertools import pairwise
 import numpy as np
 
 from trainer.page.bars import AMBER, BROWN, GREEN, GREY, LILAC, ORANGE, PINK, PURPLE, RED, TEAL
-from trainer.report.folder import STARTS, Event, Run, began
+from trainer.report.folder import Event, Run, began
+from trainer.report.kills import lost_steps, was_killed
 
 NEW, OTHER = "new steps", "not told"
 MEANINGS = {
@@ -23,7 +24,7 @@ MEANINGS = {
     "saving": "as far as training waited for it",
     "data": "waiting for the next batch",
     "skipped": "steps that changed nothing, as a number was not finite",
-    "twice": "steps that no checkpoint held, and were trained again",
+    "twice": "steps that no checkpoint held, trained again or to be",
     "down": "nothing ran, between one start and the next",
     OTHER: "steps not logged yet, the last save, what no event tells of",
 }
@@ -65,13 +66,15 @@ def goodput(run: Run) -> Goodput | None:
     for event in run.events:
         if event.name in PARTS:
             parts[PARTS[event.name]] += event.seconds_lost
-    segments = _segments(run)
+    segments = run.segments
     parts["starting"] = sum(map(_starting, segments))
     parts["down"] = sum(_down(before, after[0]) for before, after in pairwise(segments))
+    parts["twice"] += _lost(run, lost_steps(run))
     parts["data"] = float(np.nansum(run.training["data_seconds"]))
     # A log's time is that since the one before it, with what else was done meanwhile.
     within = [save.seconds_lost for save in run.told("save") if save.step < run.training.step[-1]]
-    parts[NEW] = max(_logged(run) - sum(within) - parts["data"] - parts["skipped"], 0.0)
+    logged_in_vain = _lost(run, int(run.training.step[-1]) - max(run.checkpoints, default=0))
+    parts[NEW] = max(_logged(run) - sum(within) - parts["data"] - parts["skipped"] - logged_in_vain, 0.0)
     parts[OTHER] = max(wall - sum(parts.values()), 0.0)
     return Goodput(parts)
 
@@ -86,7 +89,13 @@ def last_sign(run: Run) -> float:
     """When it was last known to be alive, Unix seconds; of a run that has started."""
     logged = run.training.last("time")
     signs = [event.time for event in run.events[-1:]] + ([run.seen or 0.0] if logged is None else [logged])
+    signs += [run.sign.time] if run.sign is not None else []
     return max(signs)
+
+
+def _lost(run: Run, steps: int) -> float:
+    """Seconds of the newest steps, where they were lost with the process that was killed."""
+    return max(steps, 0) * (run.training.last("step_seconds") or 0.0) if was_killed(run) else 0.0
 
 
 def _logged(run: Run) -> float:
@@ -99,12 +108,6 @@ def _logged(run: Run) -> float:
     is_first = np.isin(step, [start.step + 1 for start in run.starts])
     before = np.concatenate([[0.0], seconds[:-1]])
     return float(np.where(is_first, (num - 1) * before, num * seconds).sum())
-
-
-def _segments(run: Run) -> list[list[Event]]:
-    """The events of each start, with which they begin."""
-    firsts = [k for k, event in enumerate(run.events) if event.name in STARTS]
-    return [run.events[first:end] for first, end in zip(firsts, [*firsts[1:], None], strict=True)]
 
 
 def _starting(segment: list[Event]) -> float:

@@ -6,14 +6,16 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from datetime import datetime
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from trainer.page import numbers
 from trainer.page.facts import Fact
-from trainer.report.folder import Run, began
+from trainer.report.folder import Event, Run, began
 from trainer.report.goodput import Goodput, last_sign
+from trainer.report.kills import kills, lost_steps, was_killed
 from trainer.secrets import hide, without_secrets
 
 MOST_TOLD, MOST_STARTS = 40, 20
@@ -71,8 +73,10 @@ def story(run: Run, now: float) -> Story:
         return Story(f"{run.name} was ended by {_ending(run, reason)}: {at}.", None if reason == "signal" else False)
     if last and last.name == "watchdog":
         return Story(f"{run.name} hung and was ended by its watchdog: {at}.", False)
+    if was_killed(run):
+        return Story(f"{run.name} was killed, or its machine failed: {at}.", False)
     silent = now - (last_sign(run) if run.events else run.seen or 0)
-    if silent < ALIVE:
+    if run.held or silent < ALIVE:
         return Story(f"{run.name} trains: {at}.", True)
     return Story(f"{run.name} was last seen {numbers.duration(silent)} ago: {at}.", None)
 
@@ -86,7 +90,9 @@ def facts(run: Run, spent: Goodput | None) -> Iterator[Fact]:
     if (heldout := run.evaluations.last("eval_loss")) is not None:
         per_byte = run.evaluations.last("eval_bits_per_byte")
         bits = "" if per_byte is None else f"; {per_byte:.4f} bits per byte"
-        yield Fact("loss on held-out text", f"{heldout:.4f}", f"at step {run.evaluations.step[-1]:,}{bits}")
+        yield Fact(
+            "loss on held-out text", f"{heldout:.4f}", f"nats per token, at step {run.evaluations.step[-1]:,}{bits}"
+        )
     if (tokens := training.last("tokens")) is not None:
         yield Fact("tokens trained on", numbers.count(tokens), _epochs(run, tokens))
     if (speed := _usual(run, "tokens_per_second")) is not None:
@@ -95,6 +101,9 @@ def facts(run: Run, spent: Goodput | None) -> Iterator[Fact]:
         yield Fact("MFU", numbers.percent(mfu), "the median; causal attention halved, recomputation not counted")
     if spent is not None:
         yield Fact("goodput", numbers.percent(spent.share), f"of {numbers.duration(spent.wall)} trained new steps")
+    if was_killed(run):
+        saved = f"the checkpoint of step {run.checkpoints[-1]:,}" if run.checkpoints else "the start, as none is saved"
+        yield Fact("lost steps", f"{lost_steps(run):,}", f"of the process that was killed: it goes on from {saved}")
     yield Fact("skipped steps", f"{training.last('skipped_steps') or 0:,.0f}", "a loss or gradient was not finite")
     if num_starts := max(len(run.starts), len(run.environments)):
         yield Fact("starts", f"{num_starts:,}", _saved(run))
@@ -107,7 +116,7 @@ def starts(run: Run) -> list[Start]:
 
 def happened(run: Run) -> list[Happened]:
     """What is worth a line each, the newest last."""
-    told = [event for event in run.events if event.name not in COUNTED]
+    told = sorted([event for event in _all(run) if event.name not in COUNTED], key=attrgetter("time"))
     return [
         Happened(written(event.time), event.name.replace("_", " "), event.step, _more(event.more))
         for event in told[-MOST_TOLD:]
@@ -116,7 +125,12 @@ def happened(run: Run) -> list[Happened]:
 
 def counted(run: Run) -> dict[str, int]:
     """How often each kind of event came."""
-    return dict(Counter(event.name.replace("_", " ") for event in run.events))
+    return dict(Counter(event.name.replace("_", " ") for event in _all(run)))
+
+
+def _all(run: Run) -> list[Event]:
+    """What is told, and what is to be seen from it."""
+    return [*run.events, *kills(run)]
 
 
 def data(run: Run) -> list[tuple[str, str]]:
@@ -185,7 +199,11 @@ def written(time: float) -> str:
 
 def _more(more: Mapping[str, Any]) -> str:
     """The fields of an event in one line."""
-    return ", ".join(f"{name.replace('_', ' ')} {_short(name, value)}" for name, value in without_secrets(more).items())
+    return ", ".join(f"{_field(name)} {_short(name, value)}" for name, value in without_secrets(more).items())
+
+
+def _field(name: str) -> str:
+    return name.replace("seconds", "time", 1).replace("_", " ")
 
 
 def _short(name: str, value: Any) -> str:
@@ -194,7 +212,7 @@ def _short(name: str, value: Any) -> str:
     if name.startswith("seconds") and _is_number(value):
         return numbers.duration(value)
     if isinstance(value, float):
-        return f"{value:.4g}"
+        return f"{value:.4g}{' nats per token' * (name == 'loss')}"
     return value if isinstance(value, str) else json.dumps(value)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import re
 from collections.abc import Callable
 from functools import cache
@@ -19,7 +20,8 @@ from tests.trainer.page.reader import BROWSER, Page, browse, images
 from tests.trainer.report import made
 from trainer.cli import app
 from trainer.errors import ConfigError
-from trainer.report import page
+from trainer.folder_lock import IN_USE, FolderLock
+from trainer.report import page, story
 from trainer.report.columns import read_columns
 from trainer.report.folder import Run, read_run
 from trainer.report.goodput import NEW, OTHER, goodput
@@ -205,6 +207,62 @@ def test_the_sentence_says_how_it_stands(stands: str, tmp_path: Path) -> None:
     made.write_lines(folder / "events.jsonl", [*made.EVENTS, *more])
     seen = max(records[-1]["time"], *(event["time"] for event in (*made.EVENTS, *more)))
     assert sentence(page_of(folder, seen + after)) == expected
+
+
+SEEN = made.BEGAN + 600
+
+
+def signed(folder: Path, step: int, host: str | None = None) -> Path:
+    """A run whose last sign of life came after `step`, at SEEN."""
+    records = [record for record in made.metrics() if record["step"] <= 390]
+    made.write(folder, records=records)
+    (folder / "checkpoints" / "400").rmdir()
+    sign = {"step": step, "time": SEEN, "host": host or platform.node()}
+    (folder / IN_USE).write_text(json.dumps(sign).ljust(512))
+    return folder
+
+
+@pytest.mark.parametrize("after", [1, 7200])
+def test_a_process_that_was_killed_is_told_at_once_with_what_is_lost(tmp_path: Path, after: float) -> None:
+    """Nobody has the folder, and no end was told; the last steps were never logged."""
+    folder = signed(tmp_path / "run", 397)
+    text = page_of(folder, SEEN + after)
+    assert sentence(text) == "made was killed, or its machine failed: step 390 of 400, loss 2.046."
+    assert facts(text)["lost steps"] == "197"
+    assert "of the process that was killed: it goes on from the checkpoint of step 200" in text
+    spent = goodput(read_run(folder))
+    assert spent
+    assert spent.parts["twice"] == 15 + 197 * made.STEP_SECONDS
+    assert spent.parts[NEW] == (99 + 99) * made.STEP_SECONDS - 2 - 0.5 - made.STEP_SECONDS, "those that are saved"
+    assert ["killed", "397", "lost steps 197, reason no end was told: a process was killed, or a machine failed"] in [
+        row[1:] for table in Page(text).tables for row in table.rows
+    ]
+
+
+def test_a_run_that_was_started_again_tells_each_kill() -> None:
+    """The first start of three; the second was stopped, and the third is done."""
+    killed = [event for event in story.happened(whole()[0]) if event.what == "killed"]
+    assert [(event.step, event.when) for event in killed] == [(130, story.written(made.BEGAN + 105))]
+    assert story.counted(whole()[0])["killed"] == 1
+
+
+@pytest.mark.parametrize("stands", ["trains, silent", "another machine"])
+def test_only_a_folder_that_is_known_to_be_free_was_left_by_a_kill(stands: str, tmp_path: Path) -> None:
+    folder = signed(tmp_path / "run", 397, host="far" if stands == "another machine" else None)
+    lock = FolderLock(folder)
+    if stands == "trains, silent":
+        lock.take()
+    text = page_of(folder, SEEN + 7200)
+    lock.close()
+    assert sentence(text).startswith("made trains" if stands == "trains, silent" else "made was last seen 2.0 h ago")
+    assert "lost steps" not in facts(text)
+
+
+@pytest.mark.parametrize("sign", ["", "{", "[]", '{"step": {}, "time": 0, "host": ""}', '{"step": 1e999}', "\0"])
+def test_a_sign_that_cannot_be_read_is_none(sign: str, tmp_path: Path) -> None:
+    folder = made.write(tmp_path / "run")
+    (folder / IN_USE).write_text(sign)
+    assert facts(page_of(folder)) == facts(whole()[1])
 
 
 def test_what_is_logged_has_its_picture_and_what_is_not_has_none(tmp_path: Path) -> None:
