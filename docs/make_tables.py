@@ -10,21 +10,20 @@ from __future__ import annotations
 import ast
 import inspect
 import itertools
-import types
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, is_dataclass
 from dataclasses import fields as dataclass_fields
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
 from models.presets import PRESETS, num_parameters
 from models.recompute import RecomputePolicy
 from trainer.config import Config
-from trainer.config_errors import BOUNDS, KINDS, all_keys, fields
+from trainer.config_errors import BOUNDS, KINDS, all_keys, fields, kinds
 from trainer.config_source import dotted
 from trainer.description import Description, describe
 from trainer.events import EVENTS
@@ -203,14 +202,14 @@ def _texts(section: type) -> dict[str, str]:
 
 
 def _type(info: FieldInfo) -> str:
-    kinds = " or ".join(_word(kind) for kind in _kinds(info.annotation))
+    words = " or ".join(_word(kind) for kind in kinds(info.annotation))
     bounds = [
         f"{word} {limit}"
         for item in info.metadata
         for name, word in BOUNDS.items()
         if (limit := getattr(item, name, None)) is not None
     ]
-    return kinds + (f", {' and '.join(bounds)}" if bounds else "").replace("|", "\\|")
+    return words + (f", {' and '.join(bounds)}" if bounds else "").replace("|", "\\|")
 
 
 def _word(kind: Any) -> str:
@@ -232,11 +231,7 @@ def _default(section: type, attribute: str) -> str:
 
 
 def _section(info: FieldInfo) -> Any:
-    return next((kind for kind in _kinds(info.annotation) if is_dataclass(kind)), None)
-
-
-def _kinds(annotation: Any) -> list[Any]:
-    return list(get_args(annotation)) if get_origin(annotation) in (Union, types.UnionType) else [annotation]
+    return next((kind for kind in kinds(info.annotation) if is_dataclass(kind)), None)
 
 
 PAGES: dict[str, list[Callable[[], Iterable[str]]]] = {

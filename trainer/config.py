@@ -18,7 +18,7 @@ from pallas_kernels.config import AttentionConfig
 from sharding.mesh import MeshConfig
 from sharding.pipeline.config import PipelineConfig
 from sharding.zero import ZeroConfig
-from trainer import config_checks, config_presets, config_yaml
+from trainer import config_checks, config_presets, config_yaml, run_mark
 from trainer.config_auto import AUTO, AutoMesh, auto_mesh
 from trainer.config_errors import build
 from trainer.config_source import Overrides, Source, read_file
@@ -26,6 +26,9 @@ from trainer.data.config import DataConfig
 from trainer.errors import ConfigError
 from trainer.failures.config import CheckConfig, FailuresConfig, WatchdogConfig
 from trainer.offload.config import OffloadConfig
+from trainer.path_types import RESOLVED
+from trainer.paths import absolute, local
+from trainer.pipeline import is_table
 from trainer.processes.elastic import ElasticConfig
 from trainer.secrets import refusals
 from trainer.settings import (
@@ -75,20 +78,27 @@ class Config:
         `mesh` may be a file of its own, found from the config's folder or from the current one; or `auto`, which
         becomes an `AutoMesh`.
 
+        The config in a run's folder is of the run that stands there, wherever it was begun; with an override of
+        run.name or run.dir, of another.
+
         Raises:
             ConfigError: lists what is wrong, each with its file and line, or its override.
         """
-        path = Path(path)
-        return cls._read(Source(str(path), path.parent), read_file(path), overrides)
+        path = local(Path(path))
+        source = Source(str(path), path.parent)
+        source.read(read_file(path))
+        is_own = path.name == run_mark.CONFIG and run_mark.is_run(path.parent)
+        name = _run_name(source)
+        source.override(overrides)
+        if is_own and ("run", "dir") not in source.overridden:
+            _put_where_it_stands(source, path.parent if _run_name(source) == name else None)
+        return cls.of(source)
 
     @classmethod
     def from_dict(cls, tree: Mapping[str, Any], overrides: Overrides = ()) -> Config:
         """The same from nested mappings, such as `to_dict` gives."""
-        return cls._read(Source(), config_yaml.plain(tree, ""), overrides)
-
-    @classmethod
-    def _read(cls, source: Source, document: config_yaml.Document, overrides: Overrides) -> Config:
-        source.read(document)
+        source = Source()
+        source.read(config_yaml.plain(tree, ""))
         source.override(overrides)
         return cls.of(source)
 
@@ -125,9 +135,16 @@ class Config:
             raise ConfigError("\n".join(problems))
         return resolved
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data with every key that has an effect; `from_dict` makes an equal config of it."""
-        tree = TypeAdapter(Config).dump_python(self, mode="json", by_alias=True)
+    def to_dict(self, resolved: bool = False) -> dict[str, Any]:
+        """Plain data with every key that has an effect; `from_dict` makes an equal config of it.
+
+        Args:
+            resolved: every path is absolute, so that it is the same in another working folder.
+        """
+        context = RESOLVED if resolved else None
+        tree = TypeAdapter(Config).dump_python(self, mode="json", by_alias=True, context=context)
+        if resolved and is_table(self.pipeline.schedule):
+            tree["pipeline"]["schedule"] = absolute(local(self.pipeline.schedule))
         dropped = [key for key, _ in config_checks.without_effect(self)]
         if isinstance(self.mesh, AutoMesh):
             tree["mesh"] = AUTO
@@ -142,3 +159,17 @@ class Config:
     def to_yaml(self) -> str:
         """`to_dict` as YAML; `load` makes an equal config of it."""
         return config_yaml.dump(self.to_dict())
+
+
+def _run_name(source: Source) -> object:
+    run = source.tree.get("run")
+    return run.get("name") if isinstance(run, dict) else None
+
+
+def _put_where_it_stands(source: Source, folder: Path | None) -> None:
+    """run.dir of a run's own config, which may have been written at another place; None for a run of another name."""
+    if folder is None:
+        source.remove(("run", "dir"))
+    else:
+        folder = folder.absolute() if folder == Path() else folder  # "." says little in a message
+        source.put(("run", "dir"), config_yaml.plain(str(folder), source.name))

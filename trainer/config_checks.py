@@ -9,6 +9,7 @@ import dataclasses
 import math
 from collections.abc import Iterator
 from operator import attrgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pallas_kernels.attention import objections
@@ -19,6 +20,7 @@ from trainer.divisors import divisors
 from trainer.offload.buckets import UNIT
 from trainer.offload.choice import num_elements, offloaded
 from trainer.offload.config import OffloadConfig
+from trainer.paths import STDLIB, local
 from trainer.pipeline import find_schedule, is_table, make_schedule, make_stages
 from trainer.processes import elastic
 
@@ -99,6 +101,7 @@ def contradictions(config: Config) -> Iterator[str]:
     except ValueError as error:
         yield str(error)
         return
+    yield from _own_files(config)
     yield from _sequence(config)
     yield from _attention(config)
     if problems := [*_batch(config, mesh.sizes)]:
@@ -116,6 +119,26 @@ def contradictions(config: Config) -> Iterator[str]:
     yield from _buckets(config, mesh.sizes)
     yield from _offloaded_parameters(config)
     yield from _elastic(config)
+
+
+def _own_files(config: Config) -> Iterator[str]:
+    """Folders that a run fills, where they would be read as text at its next start."""
+    filled = {
+        "data.cache": config.data.cache,
+        "run.compile_cache": config.run.compile_cache,
+        "offload.path": config.offload.path,
+    }
+    names = [config.data.path] if isinstance(config.data.path, str) else config.data.path
+    for name in names if names != [STDLIB] else ():
+        for key, folder in filled.items():
+            if folder is not None and _is_read_with(Path(local(folder)), Path(name)):
+                yield f"{key}={folder} is in data.path={name}, and would be read as text; name a folder outside of it"
+
+
+def _is_read_with(folder: Path, text: Path) -> bool:
+    """Whether `folder` is among what is read where data.path is the folder `text`: nothing hidden is."""
+    inner, outer = folder.resolve(), text.resolve()
+    return inner.is_relative_to(outer) and not any(part.startswith(".") for part in inner.relative_to(outer).parts)
 
 
 def _elastic(config: Config) -> Iterator[str]:

@@ -11,7 +11,7 @@ import re
 import types
 from collections.abc import Iterator
 from dataclasses import is_dataclass
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
@@ -51,11 +51,7 @@ def build(schema: type[T], source: Source) -> T:
         )
     except ValidationError as error:
         errors = error.errors(include_url=False)
-    objections = [
-        source.about_named(str(e["ctx"]["error"]), _known(schema, e["loc"]))
-        for e in errors
-        if e["type"] == "value_error"
-    ]
+    objections = [_objection(schema, e, source) for e in errors if e["type"] == "value_error"]
     keys = {_known(schema, e["loc"]) for e in errors if e["type"] != "value_error"}
     wrong = [source.about(key, _what_is_wrong(schema, key, source)) for key in source.in_order(keys)]
     raise ConfigError("\n".join(wrong or objections))
@@ -63,7 +59,7 @@ def build(schema: type[T], source: Source) -> T:
 
 def fields(schema: Any) -> dict[str, FieldInfo]:
     """The keys of a section, as they are written; none for a type that is no section."""
-    section: Any = next((kind for kind in _kinds(schema) if is_dataclass(kind)), None)
+    section: Any = next((kind for kind in kinds(schema) if is_dataclass(kind)), None)
     if section is None:
         return {}
     return {info.alias or name: info for name, info in section.__pydantic_fields__.items()}
@@ -74,6 +70,15 @@ def all_keys(schema: Any, prefix: KeyPath = ()) -> Iterator[KeyPath]:
     for name, info in fields(schema).items():
         yield (*prefix, name)
         yield from all_keys(info.annotation, (*prefix, name))
+
+
+def _objection(schema: Any, error: Any, source: Source) -> str:
+    """Of a section, which names its keys; or of the type of one key."""
+    message, key = str(error["ctx"]["error"]), _known(schema, error["loc"])
+    kind = schema
+    for name in key:
+        kind = fields(kind)[name].annotation
+    return source.about_named(message, key) if fields(kind) else source.about(key, message)
 
 
 def _known(schema: Any, location: tuple[Any, ...]) -> KeyPath:
@@ -106,37 +111,39 @@ def _unknown(schema: Any, path: KeyPath, keys: list[str]) -> str:
 
 
 def _mistyped(info: FieldInfo, value: Any) -> str:
-    kinds = [_describe(kind) for kind in _kinds(info.annotation)]
+    described = [_describe(kind) for kind in kinds(info.annotation)]
     limits = ((word, getattr(item, name, None)) for item in info.metadata for name, word in BOUNDS.items())
     bounds = " and ".join(f"{word} {limit}" for word, limit in limits if limit is not None)
     if bounds:
-        kinds[0] += f" ({bounds})"
+        described[0] += f" ({bounds})"
     given = json.dumps(value, ensure_ascii=False, default=str)
-    return f"expected {' or '.join(kinds)}, got {given}{_hint(info, value)}"
+    return f"expected {' or '.join(described)}, got {given}{_hint(info, value)}"
 
 
 def _hint(info: FieldInfo, value: Any) -> str:
-    kinds = _kinds(info.annotation)
+    allowed = kinds(info.annotation)
     if isinstance(value, str):
-        choices = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
+        choices = [choice for kind in allowed if get_origin(kind) is Literal for choice in get_args(kind)]
         near = difflib.get_close_matches(value, choices, n=1, cutoff=0.5)
         if near:
             return f"; did you mean {near[0]}?"
-        if {int, float} & set(kinds) and _NUMBER.fullmatch(value):
+        if {int, float} & set(allowed) and _NUMBER.fullmatch(value):
             return "; write it without quotes"
-    if isinstance(value, float) and int in kinds and value.is_integer():
+    if isinstance(value, float) and int in allowed and value.is_integer():
         return f"; write {int(value)}"
-    if isinstance(value, int | float) and float in kinds:
+    if isinstance(value, int | float) and float in allowed:
         return "".join(
             f"; {why}" for item in info.metadata if isinstance(item, Float32) and (why := item.becomes(value))
         )
     return ""
 
 
-def _kinds(annotation: Any) -> list[Any]:
+def kinds(annotation: Any) -> list[Any]:
     """The types that a value may have."""
+    if get_origin(annotation) is Annotated:
+        return kinds(get_args(annotation)[0])
     if get_origin(annotation) in (Union, types.UnionType):
-        return [kind for part in get_args(annotation) for kind in _kinds(part)]
+        return [kind for part in get_args(annotation) for kind in kinds(part)]
     return [annotation]
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from trainer.config_yaml import Document, KeyPath, parse, plain
 from trainer.errors import ConfigError
+from trainer.paths import local
 from trainer.secrets import hide
 
 # A bare word for the section is this key of it.
@@ -144,8 +145,12 @@ class Source:
         return document
 
     def _section_file(self, section: str, document: Document) -> Document:
+        try:
+            name = local(document.tree)
+        except ConfigError as error:
+            raise ConfigError(f"{document.places[()]}: {section}: {error}") from None
         looked_in = dict.fromkeys((self.folder, Path()))
-        found = [folder / document.tree for folder in looked_in if (folder / document.tree).is_file()]
+        found = [folder / name for folder in looked_in if (folder / name).is_file()]
         if not found:
             folders = " and in ".join(str(folder.absolute()) for folder in looked_in)
             raise ConfigError(

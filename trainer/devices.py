@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -14,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from models.inputs import Batch
 from sharding.mesh import MeshConfig
 from trainer.errors import ConfigError
+from trainer.paths import local
 from trainer.processes.membership import current, join_others
 
 Rows = Callable[[int, int], dict[str, np.ndarray]]
@@ -33,7 +33,7 @@ def find_devices(config: MeshConfig) -> Sequence[jax.Device]:
 def use_compile_cache(folder: str | None) -> None:
     """Keeps XLA's programs in `folder` between runs, unless the environment already names one."""
     if folder is not None and not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        jax.config.update("jax_compilation_cache_dir", str(Path(folder).expanduser()))
+        jax.config.update("jax_compilation_cache_dir", local(folder))
 
 
 def put_batch(mesh: Mesh, specs: Batch, size: int, rows: Rows) -> Batch:

@@ -33,6 +33,7 @@ from trainer.gpu_memory import asked_for
 from trainer.gpu_settings import gpu_settings
 from trainer.jax_start import has_driver
 from trainer.lines import read_jsonl
+from trainer.paths import local
 from trainer.run_folder import PACKAGES, version
 from trainer.settings import BatchConfig, RunConfig, TrainConfig
 from trainer.streams import make_console
@@ -134,7 +135,7 @@ def _gpu_finding(driver: bool, plugin: str | None, in_use: bool) -> Finding:
 
 def _disks(*caches: str | None) -> Iterator[Finding]:
     """Room where runs and caches are written; a folder that is not there yet counts as its parent."""
-    for path in dict.fromkeys([Path.cwd(), *(Path(cache).expanduser() for cache in caches if cache)]):
+    for path in dict.fromkeys([Path.cwd(), *(Path(local(cache)) for cache in caches if cache)]):
         place = next(parent for parent in (path, *path.parents) if parent.exists())
         free = shutil.disk_usage(place).free
         text = f"{_gib(free)} free at {path}"

@@ -16,6 +16,7 @@ from sharding.pipeline import makers, schedule_file
 from sharding.pipeline.executor import Pipeline
 from sharding.pipeline.schedule import Schedule
 from sharding.pipeline.stages import Stages, split_layers
+from trainer.paths import local
 
 if TYPE_CHECKING:
     from trainer.config import Config
@@ -66,7 +67,7 @@ def find_schedule(name: str, stages: int, chunks: int, micro_batches: int) -> Sc
         ValueError: there is none of this name, or it is not for these numbers.
     """
     if is_table(name):
-        return schedule_file.read(Path(name).expanduser(), stages, chunks, micro_batches)
+        return schedule_file.read(Path(local(name)), stages, chunks, micro_batches)
     return makers.make(name, stages, chunks, micro_batches)
 
 

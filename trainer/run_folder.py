@@ -27,6 +27,7 @@ from trainer import config_yaml
 from trainer.checkpoint.foreign import refusal
 from trainer.config_source import read_file
 from trainer.errors import ConfigError
+from trainer.run_mark import CONFIG, ENVIRONMENT, HEADER
 
 PACKAGES = ("meshwright", "jax", "jaxlib", "flax", "optax", "numpy", "tokenizers")
 
@@ -65,9 +66,23 @@ CHANGES = {
     "optimizer.name": Change.REFUSED,
     "model.preset": Change.FREE,  # its fields are compared one by one
     "model.scan_layers": Change.FREE,
+    "data.path": Change.FREE,  # the hash of its text tells what the run learns from
+    "data.text_key": Change.FREE,  # likewise
+    "data.tokenizer": Change.FREE,  # likewise, with a hash of its own
     "data.cache": Change.FREE,
     "data.prefetch": Change.FREE,
 }
+
+
+IDENTITIES = {
+    "data_hash": "the text behind data.path has changed",
+    "tokenizer_hash": "data.tokenizer has other tokens",
+}
+"""What of a start's record has to be the same at the next one, and what is said where it is not."""
+
+
+NAMES = ("data.path ", "data.text_key ", "data.tokenizer ")
+"""What may have led to another text, in the words of what differs."""
 
 
 class RunFolder:
@@ -101,14 +116,13 @@ class RunFolder:
         """
         notes = self.check(config)
         if self._has_begun():
-            self._require_same_data(environment)
+            self._require_same_data(config, environment)
         starts = [*self._starts(), environment]
-        go_on = f"meshwright train {self._file('config.yaml')}"
-        header = f"# The resolved config of this run; to go on with it: {go_on}\n"
+        header = f"{HEADER}; to go on with it: meshwright train {self._file(CONFIG)}\n"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._write("config.yaml", header + config_yaml.dump(_plain(config)))
-            self._write("environment.json", json.dumps(starts, indent=2) + "\n")
+            self._write(CONFIG, header + config_yaml.dump(_plain(config)))
+            self._write(ENVIRONMENT, json.dumps(starts, indent=2) + "\n")
         except OSError as error:
             raise self._not_writable(error) from error
         return notes
@@ -159,11 +173,15 @@ class RunFolder:
         if is_new:
             self.path.rmdir()
 
-    def _require_same_data(self, environment: Mapping[str, Any]) -> None:
-        known = [start["data_hash"] for start in self._starts() if start.get("data_hash")]
-        now = environment.get("data_hash")
-        if known and now and now != known[-1]:
-            raise self._another_run([f"the text behind data.path has changed ({known[-1]} -> {now})"])
+    def _require_same_data(self, config: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
+        """By what was read, whatever its files are called now."""
+        for key, what in IDENTITIES.items():
+            known = [start[key] for start in self._starts() if start.get(key)]
+            now = environment.get(key)
+            if known and now and now != known[-1]:
+                before, after = read_file(self._file(CONFIG)).tree.get("data", {}), _plain(config).get("data", {})
+                moved = [text for _, text in _differences(before, after, "data.") if text.startswith(NAMES)]
+                raise self._another_run([f"{what} ({known[-1]} -> {now})", *moved])
 
     def _another_run(self, differences: Sequence[str]) -> ConfigError:
         listed = "".join(f"\n  {text}" for text in differences)

@@ -13,6 +13,7 @@ from pydantic.dataclasses import dataclass
 
 from models.float32 import Float32
 from trainer.divisors import divisors
+from trainer.path_types import CachePath, LocalPath
 
 _STRICT = ConfigDict(extra="forbid", populate_by_name=True)
 MOST = 2**31 - 1
@@ -166,9 +167,9 @@ class TrainConfig:
 class RunConfig:
     name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """Names the folder and the W&B run."""
-    dir: str | None = Field(default=None, min_length=1)
+    dir: LocalPath | None = Field(default=None, min_length=1)
     """The run's folder; runs/NAME unless given."""
-    compile_cache: str | None = "~/.cache/meshwright/xla"
+    compile_cache: CachePath | None = "~/.cache/meshwright/xla"
     """Where XLA keeps compiled programs between runs; null switches it off."""
     tensorboard: bool = True
     """Write event files beside metrics.jsonl."""

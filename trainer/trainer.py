@@ -28,7 +28,7 @@ from trainer.config import ANYWHERE, TRAINED, Config
 from trainer.config_source import Overrides
 from trainer.data.batches import Ahead, TrainBatches
 from trainer.data.config import DataConfig
-from trainer.data.prepare import Corpus, prepare
+from trainer.data.prepare import Corpus, files_in_both, prepare
 from trainer.data.tokenizer import Tokenizer
 from trainer.data.tokenizer_files import TOKENIZER
 from trainer.devices import find_devices, put_batch, use_compile_cache
@@ -46,6 +46,7 @@ from trainer.jax_start import prepare_jax
 from trainer.keeper import Keeper
 from trainer.loop import Loop
 from trainer.offload.make import make_keeper
+from trainer.paths import local
 from trainer.planner.auto import fill_in_here
 from trainer.planner.plan import Plan, plan
 from trainer.processes.elastic import fit_here
@@ -57,6 +58,7 @@ from trainer.step import Arrays, Metrics, TrainState
 from trainer.weights import restore_weights
 
 _MOST_UNCOUNTED = 1000  # steps
+_MOST_NAMED = 3  # files
 
 
 class Trainer:
@@ -88,7 +90,8 @@ class Trainer:
         weakref.finalize(self, self.lock.close)
         self.display = Display()
         """Where notes for the user go; silent unless replaced, as `train` does."""
-        self._evaluates_all = False
+        self._trained: DataConfig | None = None
+        """What the run was trained on, where it may be measured on something else."""
         self.taken: str | None = None
         """What an `auto` mesh has taken, and why, once the program is there."""
         self.data_seconds = 0.0
@@ -122,19 +125,20 @@ class Trainer:
         Raises:
             ConfigError: the folder holds no run or no checkpoint, or an override does not fit what was trained.
         """
-        if Path(folder).is_file():
+        folder = local(Path(folder))
+        if folder.is_file():
             raise ConfigError(f"{folder} is a file; give the folder of a run that it made, such as runs/quickstart")
-        file = Path(folder, "config.yaml")
+        file = folder / "config.yaml"
         if not file.exists():
-            if foreign := refusal(Path(folder)):
+            if foreign := refusal(folder):
                 raise ConfigError(foreign)
             raise ConfigError(
                 f"{folder} holds no config.yaml, so it is no run's folder; name one, such as runs/quickstart"
             )
         trained = Config.load(file, ANYWHERE).data
         config = Config.load(file, [f"run.dir={json.dumps(str(folder))}", *TRAINED, *_as_texts(overrides)])
-        trainer = cls(dataclasses.replace(config, data=_data_to_evaluate(config.data, trained, Path(folder))))
-        trainer._evaluates_all = config.data.path != trained.path
+        trainer = cls(dataclasses.replace(config, data=_data_to_evaluate(config.data, trained, folder)))
+        trainer._trained = trained
         if trainer.checkpoints.newest() is None:
             raise ConfigError(f"{folder} holds no complete checkpoint yet; train it first")
         return trainer
@@ -183,7 +187,7 @@ class Trainer:
         Raises:
             ConfigError: it cannot be written, or holds something else.
         """
-        config = self.config.to_dict()
+        config = self.config.to_dict(resolved=True)
         if is_first():
             RunFolder(self.folder).check(config)
 
@@ -201,10 +205,11 @@ class Trainer:
         devices = [f"{device.platform}:{device.device_kind}" for device in self.program.mesh.devices.flat]
         environment = describe_environment(devices, self.corpus.hash)
         environment |= {"data": self.corpus.sizes, "attention": self.program.attention.name}
+        environment["tokenizer_hash"] = self.corpus.tokenizer and self.corpus.tokenizer.hash
         require_alike("data", {"the hash of the text behind data.path": self.corpus.hash})
         if is_first():
             self.lock.take()
-            for note in RunFolder(self.folder).open(self.config.to_dict(), environment):
+            for note in RunFolder(self.folder).open(self.config.to_dict(resolved=True), environment):
                 self.display.say(note)
             if self.corpus.tokenizer is not None:
                 self.corpus.tokenizer.save(self.folder)
@@ -334,10 +339,47 @@ class Trainer:
     def evaluate(self) -> dict[str, float]:
         """Loss (nats per token), perplexity, and bits per byte where the tokenizer tells bytes.
 
-        On the held-out documents; on all of them where `from_run` was given another data.path.
+        On the held-out documents; on all of them where `from_run` was given a data.path with another text.
+
+        Raises:
+            ConfigError: there is nothing to measure, or the text is no longer what the run was trained on.
         """
         with memory_told(self):
             return evaluate(self, self.parameters, self._evaluates_all)
+
+    def what_is_measured(self) -> str:
+        """Which documents `evaluate` counts, in words."""
+        number, data = self.corpus.whole.num_documents, self._asked.data
+        if not self._evaluates_all:
+            return f"measured on the run's own held-out text: {len(self.corpus.heldout_documents):,} documents"
+        seen = files_in_both(data, self._trained) if self._trained else []
+        return f"measured on all {number:,} documents of data.path={data.path}" + (
+            f". WARNING: of its files {len(seen):,} were in the run's text, and may have been trained on: "
+            + ", ".join(map(str, seen[:_MOST_NAMED]))
+            + ", ..." * (len(seen) > _MOST_NAMED)
+            if seen
+            else ", which the run was not trained on"
+        )
+
+    @cached_property
+    def _evaluates_all(self) -> bool:
+        """Whether the text is another than the run's, however it is named.
+
+        Raises:
+            ConfigError: it is, though data.path is the run's own.
+        """
+        newest = self.checkpoints.newest() if self._keeper is None else None
+        known = newest is not None and self.checkpoints.meta(newest).get("data_hash")
+        is_another = bool(known) and known != self.corpus.hash
+        if is_another and (self._trained is None or self._asked.data.path == self._trained.path):
+            raise ConfigError(
+                f"the text behind data.path has changed since the run was trained ({known} -> {self.corpus.hash}), so "
+                "which of its documents were held out is not known; bring it back, or give a text that the run was "
+                "not trained on: data.path=..."
+            )
+        if self._trained is not None and not is_another:
+            _require_holdout(self._asked.data, self._trained)
+        return is_another
 
     def baselines(self) -> dict[str, float]:
         """What a model must beat: the unigram entropy (nats per token) of the training text, and the bits per byte of
@@ -494,11 +536,8 @@ def _require_number(steps: int | None) -> None:
 
 def _data_to_evaluate(asked: DataConfig, trained: DataConfig, folder: Path) -> DataConfig:
     """`asked`, but other text comes in the tokens that the model knows: those of the run's own tokenizer."""
-    if asked.path == trained.path and asked.holdout != trained.holdout:
-        raise ConfigError(
-            f"data.holdout={asked.holdout}: the model was trained on all but {trained.holdout} of the documents, and "
-            "is measured on no other; leave data.holdout out, or give another text as data.path"
-        )
+    if asked.path == trained.path:
+        _require_holdout(asked, trained)
     if not (folder / TOKENIZER).exists():
         return asked
     for key in ("tokenizer", "end_token", "start_token"):
@@ -507,6 +546,14 @@ def _data_to_evaluate(asked: DataConfig, trained: DataConfig, folder: Path) -> D
     if asked == trained:
         return asked
     return dataclasses.replace(asked, tokenizer=str(folder), end_token=None, start_token=None)
+
+
+def _require_holdout(asked: DataConfig, trained: DataConfig) -> None:
+    if asked.holdout != trained.holdout:
+        raise ConfigError(
+            f"data.holdout={asked.holdout}: the model was trained on all but {trained.holdout} of the documents, and "
+            "is measured on no other; leave data.holdout out, or give another text as data.path"
+        )
 
 
 def _as_texts(overrides: Overrides) -> list[str]:

@@ -76,8 +76,6 @@ def test_every_start_leaves_its_own_record(begun: RunFolder) -> None:
     [
         ("model.layers", 8),
         ("model.rope_scaling", {"factor": 8.0}),
-        ("data.path", "other/*.txt"),
-        ("data.tokenizer", "tokenizer.json"),
         ("batch.sequence", 512),
         ("attention.over", "sequence"),
         ("optimizer.name", "sgd"),
@@ -113,6 +111,8 @@ def test_all_differing_keys_are_listed(begun: RunFolder) -> None:
         ("run.wandb", {"project": "p"}),
         ("model.scan_layers", False),
         ("data.prefetch", 8),
+        ("data.path", "other/*.txt"),
+        ("data.tokenizer", "tokenizer.json"),
     ],
 )
 def test_what_does_not_change_learning_may_change_without_a_word(begun: RunFolder, key: str, value: object) -> None:
@@ -144,6 +144,17 @@ def test_changed_data_is_refused(begun: RunFolder) -> None:
     begun.open(CONFIG, environment(None))  # not known: not compared, and the earlier one stands
     with pytest.raises(ConfigError, match=r"data\.path has changed \(abc -> def\)"):
         begun.open(CONFIG, environment("def"))
+
+
+def test_text_of_another_place_is_told_by_what_it_is(begun: RunFolder) -> None:
+    with pytest.raises(ConfigError, match=r"changed \(abc -> def\)\n  data\.path was stdlib and is other/\*\.txt"):
+        begun.open(changed("data.path", "other/*.txt"), environment("def"))
+
+
+def test_a_tokenizer_is_told_by_its_tokens(begun: RunFolder) -> None:
+    begun.open(CONFIG, environment() | {"tokenizer_hash": "t"})
+    with pytest.raises(ConfigError, match=r"data\.tokenizer has other tokens \(t -> u\)"):
+        begun.open(CONFIG, environment() | {"tokenizer_hash": "u"})
 
 
 def test_a_run_that_failed_before_its_first_step_may_be_corrected(tmp_path: Path) -> None:

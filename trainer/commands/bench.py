@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from trainer.commands.exit_codes import FAILED
+from trainer.paths import argument
 
 
 def kernels(
@@ -36,7 +37,12 @@ def kernels(
 def offload(
     path: Annotated[
         Path | None,
-        typer.Option("--path", metavar="DIR", help="Also a disk, by a file of 768 MiB there that is removed again."),
+        typer.Option(
+            "--path",
+            metavar="DIR",
+            help="Also a disk, by a file of 768 MiB there that is removed again.",
+            callback=argument,
+        ),
     ] = None,
 ) -> None:
     """Measure what an offloaded optimizer takes on this machine, and propose settings.

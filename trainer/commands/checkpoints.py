@@ -10,6 +10,7 @@ import typer
 from trainer.commands.arguments import RunFolder
 from trainer.commands.exit_codes import FAILED
 from trainer.errors import ConfigError
+from trainer.paths import argument
 
 
 def checkpoints(
@@ -24,7 +25,9 @@ def checkpoints(
     ] = None,
     export: Annotated[
         tuple[int, Path] | None,
-        typer.Option("--export", metavar="STEP DIR", help="Write one as orbax does, for other JAX programs."),
+        typer.Option(
+            "--export", metavar="STEP DIR", help="Write one as orbax does, for other JAX programs.", callback=argument
+        ),
     ] = None,
     remove: Annotated[
         list[int] | None, typer.Option("--remove", metavar="STEP", help="Remove this one; may be given again.")

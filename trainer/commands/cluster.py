@@ -10,6 +10,7 @@ import typer
 
 from trainer.commands.arguments import ConfigFile, Overrides, load
 from trainer.errors import ConfigError
+from trainer.paths import argument
 from trainer.processes.place import PORT
 from trainer.streams import outlast_readers
 
@@ -21,7 +22,15 @@ def launch(
         list[str], typer.Argument(metavar="-- COMMAND ...", help="What to run there: train CONFIG, with all it takes.")
     ],
     *,
-    hosts: Annotated[Path, typer.Option("--hosts", metavar="FILE", help="One host a line: HOST, or HOST slots=N.")],
+    hosts: Annotated[
+        Path,
+        typer.Option(
+            "--hosts",
+            metavar="FILE",
+            help="One host a line: HOST, or HOST slots=N.",
+            callback=argument,
+        ),
+    ],
     ssh: Annotated[
         str, typer.Option("--ssh", metavar="COMMAND", help="How to reach a host, such as 'ssh -p 2222'.")
     ] = "ssh",
@@ -64,7 +73,13 @@ def slurm(
         int, typer.Option("--save-seconds", metavar="S", min=1, help="What a step and a checkpoint take at most.")
     ] = 300,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Write it there instead of showing it.")
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="FILE",
+            help="Write it there instead of showing it.",
+            callback=argument,
+        ),
     ] = None,
 ) -> None:
     """Write a script for sbatch that trains a config.

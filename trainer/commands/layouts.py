@@ -9,6 +9,7 @@ import typer
 
 from trainer.commands.arguments import ConfigFile, Overrides, load
 from trainer.errors import ConfigError
+from trainer.paths import argument
 
 
 def show(
@@ -31,7 +32,12 @@ def schedule(
     overrides: Overrides = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FILE", help="Write it too: a picture (.svg, .png), or its table (.csv)."),
+        typer.Option(
+            "--out",
+            metavar="FILE",
+            help="Write it too: a picture (.svg, .png), or its table (.csv).",
+            callback=argument,
+        ),
     ] = None,
 ) -> None:
     """Draw which stage does what when, and what it costs.
@@ -46,7 +52,12 @@ def schedule(
 
 def plan(
     config: Annotated[
-        Path | None, typer.Argument(metavar="CONFIG", help="A YAML config; none with --published.")
+        Path | None,
+        typer.Argument(
+            metavar="CONFIG",
+            help="A YAML config; none with --published.",
+            callback=argument,
+        ),
     ] = None,
     overrides: Overrides = None,
     *,
@@ -78,11 +89,17 @@ def plan(
     published: Annotated[
         Path | None,
         typer.Option(
-            "--published", metavar="FILE.csv", exists=True, dir_okay=False, help="Predict these runs of others instead."
+            "--published", metavar="FILE.csv", help="Predict these runs of others instead.", callback=argument
         ),
     ] = None,
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write it too, as one page with pictures.")
+        Path | None,
+        typer.Option(
+            "--html",
+            metavar="FILE",
+            help="Write it too, as one page with pictures.",
+            callback=argument,
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="For programs instead of people.")] = False,
 ) -> None:
@@ -137,7 +154,13 @@ def search(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="For programs instead of people.")] = False,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Write the config with the fastest layout.")
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="FILE",
+            help="Write the config with the fastest layout.",
+            callback=argument,
+        ),
     ] = None,
 ) -> None:
     """Search the fastest mesh, ZeRO stage, schedule, micro-batch and recomputation.

@@ -8,12 +8,16 @@ from typing import Annotated
 import typer
 
 from trainer.commands.arguments import RunFolder
+from trainer.paths import argument
 
 
 def report(
     run: RunFolder,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Where to write it; RUN/report.html unless given.")
+        Path | None,
+        typer.Option(
+            "--out", metavar="FILE", help="Where to write it; RUN/report.html unless given.", callback=argument
+        ),
     ] = None,
 ) -> None:
     """Show a run as a page of HTML: its curves, its time, its data.

@@ -53,6 +53,8 @@ def evaluate(
 
     trainer = Trainer.from_run(run, overrides or ())
     measured = trainer.evaluate() | (trainer.baselines() if baselines else {})
+    if is_first():
+        typer.echo(trainer.what_is_measured(), err=True)
     for name, value in measured.items() if is_first() else ():
         typer.echo(f"{name:<18} {value:,}" if isinstance(value, int) else f"{name:<18} {value:.4f}")
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
+from trainer.path_types import CachePath, LocalPath, LocalPaths
+
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class DataConfig:
-    path: str | list[str] = "stdlib"
+    path: LocalPaths = "stdlib"
     """`stdlib` (the sources of the Python standard library), or files, folders or globs of text and JSONL, or
     the prefix of a Megatron .bin/.idx pair."""
-    tokenizer: str | None = None
+    tokenizer: LocalPath | None = None
     """A tokenizer.json, or a folder that has one; unless given, a byte-level BPE of model.vocab entries is trained on
     the text."""
     end_token: str | None = None
@@ -24,7 +26,7 @@ class DataConfig:
     """The field of a JSONL record that holds the text."""
     holdout: float = Field(default=0.02, ge=0, lt=1)
     """The part of the documents that is never trained on; where there is one alone, the last part of its tokens."""
-    cache: str = "~/.cache/meshwright/data"
+    cache: CachePath = "~/.cache/meshwright/data"
     """Where tokenised text is kept, by the hash of what it was made from."""
     prefetch: int = Field(default=2, ge=1)
     """Batches made ready ahead of the step."""

@@ -12,15 +12,18 @@ import gzip
 import os
 import sysconfig
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from trainer.data.records import record_text, require_no_records
 from trainer.errors import ConfigError
+from trainer.paths import STDLIB
+from trainer.run_mark import is_run
 
-STDLIB = "stdlib"
 _NOT_STDLIB = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
 _UNREAD = {
     **dict.fromkeys((".zst", ".xz", ".bz2", ".zip", ".tar", ".tgz", ".7z"), "unpack it, or compress it with gzip"),
@@ -31,10 +34,12 @@ MOST_BYTES = 1 << 31
 """Of one document: a small file may unpack to more than any memory holds."""
 
 
-def find_files(path: str | list[str]) -> list[Path]:
+def find_files(path: str | list[str], say: Callable[[str], None] = lambda _: None) -> list[Path]:
     """The files that `data.path` names, each once, sorted.
 
-    A folder stands for every file under it; names that begin with a dot are left out, as a shell's glob does.
+    A folder stands for every file under it; names that begin with a dot are left out, as a shell's glob does. So is
+    what runs have written, unless a file of theirs is named itself: else the text of a run whose folder stands there
+    would be another at its next start. `say` is told.
 
     Raises:
       ConfigError: a name that does not exist, a glob without a match, a folder without files or not readable.
@@ -44,7 +49,7 @@ def find_files(path: str | list[str]) -> list[Path]:
         raise ConfigError(
             f"data.path is an empty list, or a name in it is empty; name a file, a folder or a glob, or write {STDLIB}"
         )
-    found = {file.resolve(): file for name in names for file in _expand(name)}
+    found = {file.resolve(): file for name in names for file in _expand(name, say)}
     return sorted(found.values())
 
 
@@ -68,13 +73,13 @@ def read_documents(files: Sequence[Path], text_key: str) -> Iterator[str]:
         raise ConfigError(f"data.path: no text in {_some(files)}; name files that hold text")
 
 
-def _expand(name: str) -> list[Path]:
+def _expand(name: str, say: Callable[[str], None]) -> list[Path]:
     if name == STDLIB:
         return _standard_library()
-    path = Path(name).expanduser()
+    path = Path(name)
     with _reading(path):
         if path.is_dir():
-            return _files_under(path)
+            return _without_runs(path, _files_under(path), say)
         if path.exists():
             return [path]
     if not glob.has_magic(name):
@@ -82,7 +87,24 @@ def _expand(name: str) -> list[Path]:
     matches = [Path(match) for match in glob.glob(str(path), recursive=True)]
     if not matches:
         raise ConfigError(f"data.path: no file matches {name}; mend the pattern (** goes into folders)")
-    return [file for match in matches for file in (_files_under(match) if match.is_dir() else [match])]
+    files = [file for match in matches for file in (_files_under(match) if match.is_dir() else [match])]
+    return _without_runs(Path(*takewhile(lambda part: not glob.has_magic(part), path.parts)), files, say)
+
+
+def _without_runs(root: Path, files: Sequence[Path], say: Callable[[str], None]) -> list[Path]:
+    """Those that are in no run's folder from `root` on."""
+    is_of_run = cache(is_run)
+
+    def is_kept(file: Path) -> bool:
+        inside = [*takewhile(lambda folder: folder != root, file.parents), root]
+        return not any(map(is_of_run, inside))
+
+    kept = list(filter(is_kept, files))
+    if not kept:
+        raise ConfigError(f"data.path: {root} holds nothing but what runs have written; name files of text")
+    if len(kept) < len(files):
+        say(f"data: {len(files) - len(kept):,} files under {root} are a run's own, and are left out")
+    return kept
 
 
 def _standard_library() -> list[Path]:

@@ -59,7 +59,7 @@ def find_pair(path: str | list[str]) -> Path | None:
 
 
 def _pair_prefix(name: str) -> Path | None:
-    path = Path(name).expanduser()
+    path = Path(name)
     if path.suffix in (".bin", ".idx"):
         return path.with_suffix("")
     is_pair = not path.exists() and (bin_file(path).is_file() or idx_file(path).is_file())

@@ -10,6 +10,7 @@ import hashlib
 import json
 import lzma
 import time
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -20,12 +21,13 @@ import numpy as np
 
 from trainer.data.cache import Say, cached_folder
 from trainer.data.config import DataConfig
-from trainer.data.corpus import STDLIB, find_files, is_jsonl, read_documents
+from trainer.data.corpus import find_files, is_jsonl, read_documents
 from trainer.data.indexed import IndexedDataset, bin_file, find_pair, idx_file
 from trainer.data.packing import PackedSequences, TokenStream
 from trainer.data.tokenise import Facts, count_train, progress, sample, survey, write_tokens
 from trainer.data.tokenizer import Tokenizer, require_vocab
 from trainer.errors import ConfigError
+from trainer.paths import STDLIB, local
 
 _FORMAT = 2
 """Part of every cache key; to be raised when the same text would be laid down otherwise."""
@@ -153,9 +155,27 @@ def require_room_for_bytes(config: DataConfig, vocab: int) -> None:
       ConfigError: the vocabulary has no room for the tokenizer that the text needs.
     """
     names = [config.path] if isinstance(config.path, str) else config.path
-    is_here = all(name == STDLIB or Path(name).expanduser().exists() for name in names)
+    is_here = all(name == STDLIB or Path(name).exists() for name in names)
     if config.tokenizer is None and is_here and find_pair(config.path) is None:
         require_vocab(vocab)
+
+
+def files_in_both(one: DataConfig, other: DataConfig) -> list[Path]:
+    """The files of `one` whose content a file of `other` has too; none where those can no longer be read."""
+    try:
+        theirs = _files(other)
+    except ConfigError:
+        return []
+    sizes = Counter(file.stat().st_size for file in theirs)
+    mine = [file for file in _files(one) if file.stat().st_size in sizes]
+    wanted = {file.stat().st_size for file in mine}
+    known = {_digest(file) for file in theirs if file.stat().st_size in wanted}
+    return [file for file in mine if _digest(file) in known]
+
+
+def _files(config: DataConfig) -> list[Path]:
+    pair = find_pair(config.path)
+    return [bin_file(pair)] if pair else find_files(config.path)
 
 
 def _from_pair(pair: Path, config: DataConfig, vocab: int, say: Say) -> Corpus:
@@ -172,7 +192,7 @@ def _from_pair(pair: Path, config: DataConfig, vocab: int, say: Say) -> Corpus:
 
 
 def _from_text(config: DataConfig, vocab: int, say: Say) -> Corpus:
-    files = find_files(config.path)
+    files = find_files(config.path, say)
     given = _given_tokenizer(config, vocab, say)
     key = _key(
         files=_digests(files),
@@ -278,7 +298,7 @@ def _given_tokenizer(config: DataConfig, vocab: int, say: Say) -> Tokenizer | No
             if (name := getattr(config, key)) is not None:
                 raise ConfigError(f"data.{key}={name} is a token of data.tokenizer; give that too, or leave it out")
         return None
-    tokenizer = Tokenizer.load(Path(config.tokenizer).expanduser(), config.end_token, config.start_token)
+    tokenizer = Tokenizer.load(Path(config.tokenizer), config.end_token, config.start_token)
     tokenizer.check_fits(vocab)
     for note in tokenizer.notes:
         say(f"data: {note}")
@@ -297,7 +317,7 @@ def _documents(count: int) -> str:
 
 
 def _root(config: DataConfig) -> Path:
-    return Path(config.cache).expanduser()
+    return Path(local(config.cache))
 
 
 def _key(**parts: Any) -> str:

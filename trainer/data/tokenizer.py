@@ -6,6 +6,7 @@ table that turns nats per token into bits per byte.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import re
@@ -51,6 +52,12 @@ class Tokenizer:
     """One more than the largest id."""
     notes: tuple[str, ...] = ()
     """What was changed in it, for the user."""
+
+    @property
+    def hash(self) -> str:
+        """Hex; of which id each token has, and of the one that ends a document."""
+        entries = sorted(self.inner.get_vocab(with_added_tokens=True).items())
+        return hashlib.sha256(json.dumps([entries, self.eod]).encode()).hexdigest()
 
     @classmethod
     def wrap(cls, inner: tokenizers.Tokenizer, source: str, names: Names = Names()) -> Tokenizer:

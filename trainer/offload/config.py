@@ -7,6 +7,8 @@ from typing import Literal
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
+from trainer.path_types import LocalPath
+
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class OffloadConfig:
@@ -20,7 +22,7 @@ class OffloadConfig:
     parameters: Literal["none", "host", "nvme"] = "none"
     """Under ZeRO 3, the layers' weights and gradients stay in host memory, or in files under `path`, but for the layers
     at work."""
-    path: str | None = Field(default=None, min_length=1)
+    path: LocalPath | None = Field(default=None, min_length=1)
     """A folder on a disk of this host, for what is kept on NVMe."""
     bucket: int = Field(default=4 * 2**20, ge=1)
     """Elements of a device's shard that travel and are updated at a time; of layers on NVMe, whole pages of them."""

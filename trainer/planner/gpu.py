@@ -21,6 +21,7 @@ from trainer.config_source import Source, dotted, read_file
 from trainer.config_yaml import KeyPath
 from trainer.errors import ConfigError
 from trainer.gpu_memory import FRACTION
+from trainer.paths import local
 
 _STRICT = ConfigDict(extra="forbid")
 _FOLDER = files(__package__) / "gpus"
@@ -206,7 +207,7 @@ def load(name: str) -> Gpu:
         ConfigError: there is none, or the file has a wrong or missing key.
     """
     if Path(name).suffix in (".yaml", ".yml"):
-        return _read(Path(name))
+        return _read(Path(local(name)))
     plain = _plain(name)
     known = {_plain(kind): kind for kind in KINDS} | {_plain(alias): kind for alias, kind in ALIASES.items()}
     if plain in known:

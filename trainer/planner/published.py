@@ -118,6 +118,8 @@ def read(path: str | Path = RUNS) -> list[Run]:
     try:
         with Path(path).open(encoding="utf-8", newline="") as file:
             runs = [_run(row, f"{path}:{line}") for line, row in enumerate(csv.DictReader(file), start=2)]
+    except (FileNotFoundError, IsADirectoryError):
+        raise ConfigError(f"{path}: no such file; give a table like {RUNS.name}") from None
     except (UnicodeDecodeError, csv.Error):
         raise ConfigError(f"{path}: not a text file in UTF-8, or no table; give a table like {RUNS.name}") from None
     if not runs:
