@@ -33,6 +33,7 @@ from trainer.processes.elastic import ElasticConfig
 from trainer.secrets import refusals
 from trainer.settings import (
     BatchConfig,
+    InitConfig,
     OptimizerConfig,
     PrecisionConfig,
     RecomputeConfig,
@@ -61,6 +62,7 @@ class Config:
     attention: AttentionConfig = AttentionConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     data: DataConfig = DataConfig()
+    init: InitConfig = InitConfig()
     train: TrainConfig = TrainConfig()
     failures: FailuresConfig = FailuresConfig()
     watchdog: WatchdogConfig = WatchdogConfig()

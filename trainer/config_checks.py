@@ -75,6 +75,7 @@ NO_EFFECT = (
         for key in ("steps_back", "most_rollbacks")
     ),
     NoEffect("watchdog.compile_seconds", "watchdog.seconds", (None,), "nothing is ended"),
+    NoEffect("init.state", "init.from_", (None,), "there is nothing to take", named="init.from=null"),
     NoEffect("data.text_key", "data.path", ("stdlib",), "there are no records"),
     *(
         NoEffect(f"elastic.{axis}", f"elastic.{axis}", ((),), "the axis stays as it is")

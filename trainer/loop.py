@@ -138,7 +138,7 @@ class Loop:
         around: dict[str, Any] = {"devices": len(self.devices), "processes": process_count()}
         metrics = self.trainer.folder / "metrics.jsonl"
         before, sign = last_record(metrics), last_sign(self.trainer.folder)
-        if before is None and sign is None and not first:
+        if before is None and sign is None and (not first or self.trainer.origin is not None):
             self.events.tell("start", first, **around)
             return
         told = [(int(before["step"]), metrics.stat().st_mtime)] if before is not None else []

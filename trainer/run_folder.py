@@ -69,6 +69,7 @@ CHANGES = {
     "data.path": Change.FREE,  # the hash of its text tells what the run learns from
     "data.text_key": Change.FREE,  # likewise
     "data.tokenizer": Change.FREE,  # likewise, with a hash of its own
+    "init": Change.NOTED,  # what a run has begun with stands in environment.json
     "data.cache": Change.FREE,
     "data.prefetch": Change.FREE,
 }
@@ -117,6 +118,7 @@ class RunFolder:
         notes = self.check(config)
         if self._has_begun():
             self._require_same_data(config, environment)
+            environment = {**environment, "init": self._same_origin(config, environment.get("init"))}
         starts = [*self._starts(), environment]
         header = f"{HEADER}; to go on with it: meshwright train {self._file(CONFIG)}\n"
         try:
@@ -183,11 +185,26 @@ class RunFolder:
                 moved = [text for _, text in _differences(before, after, "data.") if text.startswith(NAMES)]
                 raise self._another_run([f"{what} ({known[-1]} -> {now})", *moved])
 
+    def origin(self) -> Mapping[str, Any] | None:
+        """What the run has begun with, where that is the checkpoint of another."""
+        return next((start["init"] for start in reversed(self._starts()) if start.get("init")), None)
+
+    def _same_origin(self, config: Mapping[str, Any], now: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+        """What it begins with: that of the earlier starts. `now` is None where it has a checkpoint of its own."""
+        before = self.origin()
+        asked = config.get("init", {}).get("from")
+        if asked and before is None:
+            raise self._another_run([f"init.from={asked}, but it has begun without"])
+        if now and before and now["identity"] != before["identity"]:
+            raise self._another_run([f"init.from is another checkpoint than {before['from']}, with which it has begun"])
+        return before
+
     def _another_run(self, differences: Sequence[str]) -> ConfigError:
         listed = "".join(f"\n  {text}" for text in differences)
         return ConfigError(
             f"{self.path} holds another run:{listed}\n"
-            "Set these back to train it on; for a new run give another run.name or run.dir, or move the folder away."
+            "Set these back to train it on; for a new run give another run.name or run.dir, or move the folder away. A "
+            f"new run can begin with the weights of this one: init.from={self.path}"
         )
 
     def last_said(self, key: str) -> Any:

@@ -164,6 +164,17 @@ class TrainConfig:
 
 
 @dataclass(frozen=True, kw_only=True, config=_STRICT)
+class InitConfig:
+    """What a new run begins with, instead of random weights; a run that has a checkpoint goes on from that."""
+
+    from_: LocalPath | None = Field(default=None, alias="from", min_length=1)
+    """The folder of a run, whose newest checkpoint it is, or of a checkpoint:
+    [checkpoints.md](checkpoints.md#a-new-run-from-anothers-weights)."""
+    state: Literal["weights", "all"] = "weights"
+    """`weights` alone, at step 0; or all that is saved: moments, loss scale and the step too."""
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
 class RunConfig:
     name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """Names the folder and the W&B run."""

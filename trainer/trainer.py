@@ -22,12 +22,13 @@ from models.inputs import Batch
 from pallas_kernels.attention import Choice
 from sharding.mesh import make_mesh
 from trainer.attention_check import check_here
-from trainer.checkpoint import Checkpoints, Keep, made
+from trainer.checkpoint import Checkpoints, Keep, Origin, find_origin, made
 from trainer.checkpoint.foreign import refusal
 from trainer.config import ANYWHERE, TRAINED, Config
 from trainer.config_source import Overrides
 from trainer.data.batches import Ahead, TrainBatches
 from trainer.data.config import DataConfig
+from trainer.data.indexed import find_pair
 from trainer.data.prepare import Corpus, files_in_both, prepare
 from trainer.data.tokenizer import Tokenizer
 from trainer.data.tokenizer_files import TOKENIZER
@@ -165,8 +166,43 @@ class Trainer:
     def corpus(self) -> Corpus:
         """The tokenised text."""
         join_others()
+        data, origin = self._data, self.origin
         with first_alone("corpus"):
-            return prepare(self._asked.data, self._asked.model.vocab, self.display.say)
+            corpus = prepare(data, self._asked.model.vocab, self.display.say)
+        if origin is not None and corpus.tokenizer is not None and origin.run is not None:
+            known = origin.run / TOKENIZER
+            if known.exists():
+                corpus.tokenizer.require_entries_of(Tokenizer.load(origin.run), f"data.tokenizer={known}")
+        return corpus
+
+    @cached_property
+    def _data(self) -> DataConfig:
+        """What is read; in the tokens that the weights know, where those were another run's first."""
+        data, origin = self._asked.data, self.origin
+        if data.tokenizer is not None or find_pair(data.path) is not None:
+            return data
+        if origin is None and RunFolder(self.folder).origin() is None:
+            return data
+        known = self.folder if origin is None else origin.run
+        if known is None or not (known / TOKENIZER).exists():
+            raise ConfigError(
+                f"init.from={self._asked.init.from_} has no tokenizer beside it, so which tokens the weights know is "
+                "not known; give the one that they were trained with as data.tokenizer"
+            )
+        return dataclasses.replace(data, tokenizer=str(known))
+
+    @cached_property
+    def origin(self) -> Origin | None:
+        """The checkpoint of another run that this one begins with; None where it has one of its own, or needs none."""
+        init = self._asked.init
+        if init.from_ is None or self.checkpoints.newest() is not None:
+            return None
+        return find_origin(init.from_, init.state == "all", RunFolder(self.folder).origin())
+
+    @property
+    def first_step(self) -> int:
+        """At which the run begins, if it has no checkpoint."""
+        return 0 if self.origin is None else self.origin.step
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -205,6 +241,7 @@ class Trainer:
         devices = [f"{device.platform}:{device.device_kind}" for device in self.program.mesh.devices.flat]
         environment = describe_environment(devices, self.corpus.hash)
         environment |= {"data": self.corpus.sizes, "attention": self.program.attention.name}
+        environment["init"] = self.origin and self.origin.record()
         environment["tokenizer_hash"] = self.corpus.tokenizer and self.corpus.tokenizer.hash
         require_alike("data", {"the hash of the text behind data.path": self.corpus.hash})
         if is_first():
@@ -235,14 +272,19 @@ class Trainer:
     @property
     def step(self) -> int:
         """Steps finished, by this run and those it goes on from."""
-        return (self.checkpoints.newest() or 0) if self._keeper is None else self._step
+        if self._keeper is not None:
+            return self._step
+        newest = self.checkpoints.newest()
+        return self.first_step if newest is None else newest
 
     @property
     def tokens(self) -> int:
         """Targets trained on since the start of the run. Reading it waits for the steps taken."""
         if self._keeper is None:
             newest = self.checkpoints.newest()
-            return 0 if newest is None else int(self.checkpoints.meta(newest)["tokens"])
+            if newest is None:
+                return 0 if self.origin is None else self.origin.tokens
+            return int(self.checkpoints.meta(newest)["tokens"])
         self._count_tokens()
         return self._tokens
 
@@ -497,7 +539,14 @@ class Trainer:
     def _take_up(self, keeper: Keeper, saved: int | None) -> None:
         """The state of the checkpoint of step `saved`, or of the start."""
         meta: dict[str, Any] = {}
-        if saved is None:
+        if saved is None and self.origin is not None:
+            keeper.restore(partial(self.origin.restore, keeper.abstract()))
+            if not self.origin.is_whole or self.origin.meta.get("compute") != self.config.precision.compute:
+                keeper.state = keeper.state._replace(loss_scale=self.program.first_loss_scale())
+            what = "all" if self.origin.is_whole else "the weights"
+            self.display.say(f"begins with {what} of {self.origin.path}")
+            meta = {"tokens": self.origin.tokens}
+        elif saved is None:
             keeper.initialise()
         else:
             abstract = keeper.abstract()  # before files are read, which starts JAX
@@ -505,7 +554,7 @@ class Trainer:
             meta = self.checkpoints.meta(saved)
             if meta["compute"] != self.config.precision.compute:  # one dtype's loss scale says nothing of another's
                 keeper.state = keeper.state._replace(loss_scale=self.program.first_loss_scale())
-        self._step, self._tokens = saved or 0, int(meta.get("tokens", 0))
+        self._step, self._tokens = self.first_step if saved is None else saved, int(meta.get("tokens", 0))
         self._uncounted.clear()
         self._course += 1
         self.guard.recall(meta.get("guard", {}))

@@ -23,6 +23,7 @@ PATHS = {
     "data.path",
     "data.tokenizer",
     "data.cache",
+    "init.from",
     "run.dir",
     "run.compile_cache",
     "offload.path",

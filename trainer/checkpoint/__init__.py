@@ -3,5 +3,6 @@
 from trainer.checkpoint.checkpoints import Checkpoints
 from trainer.checkpoint.keep import Keep
 from trainer.checkpoint.later import Later, Read, made
+from trainer.checkpoint.origin import Origin, find_origin
 
-__all__ = ["Checkpoints", "Keep", "Later", "Read", "made"]
+__all__ = ["Checkpoints", "Keep", "Later", "Origin", "Read", "find_origin", "made"]

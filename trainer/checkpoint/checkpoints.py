@@ -231,7 +231,7 @@ class Checkpoints:
             ConfigError: there is no complete checkpoint of this step, it does not hold these arrays, or it is damaged.
             OSError: the disk does not give it.
         """
-        with self._advising(step) as path, _open(path) as reader:
+        with self._advising(step) as path, open_checkpoint(path) as reader:
             different = differences(reader.index, abstract)
             if different:
                 raise ConfigError(another_model(path, different))
@@ -274,7 +274,8 @@ class Checkpoints:
             ) from None
 
 
-def _open(path: Path) -> ArrayReader | OrbaxReader:
+def open_checkpoint(path: Path) -> ArrayReader | OrbaxReader:
+    """The arrays of the complete checkpoint in this folder. Raises Damaged, or ConfigError for a newer version's."""
     if is_of_format_1(path):
         from trainer.checkpoint import orbax
 

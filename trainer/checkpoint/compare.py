@@ -28,13 +28,15 @@ def differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str
 def another_model(path: Path, differences: Mapping[str, str]) -> str:
     """The message, with what differs."""
     cause = next(text for prefix, text in CAUSES.items() if all(name.startswith(prefix) for name in differences))
+    return f"{path} is a checkpoint of {cause}, or give another run.name or run.dir to start anew.{listed(differences)}"
+
+
+def listed(differences: Mapping[str, str]) -> str:
+    """Lines for the first of them, weights before all else."""
     parameters_first = sorted(differences, key=lambda name: (not name.startswith("parameters."), name))
     lines = [f"\n  {name} {differences[name]}" for name in parameters_first]
     more = f"\n  and {len(lines) - MOST_SHOWN} more" if len(lines) > MOST_SHOWN else ""
-    return (
-        f"{path} is a checkpoint of {cause}, or give another run.name or run.dir to start anew.\n"
-        f"What differs:{''.join(lines[:MOST_SHOWN])}{more}"
-    )
+    return f"\nWhat differs:{''.join(lines[:MOST_SHOWN])}{more}"
 
 
 def _describe(arrays: Mapping[str, Any]) -> dict[str, str]:

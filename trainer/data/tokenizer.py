@@ -117,6 +117,17 @@ class Tokenizer:
         names = Names(self.inner.id_to_token(self.eod), self.inner.id_to_token(self.start))
         write_tokenizer(self.inner, names, folder)
 
+    def require_entries_of(self, other: Tokenizer, way_out: str) -> None:
+        """Raises ConfigError when a token of `other` has another id here, or none: a model would read other words."""
+        mine, theirs = (tokenizer.inner.get_vocab(with_added_tokens=True) for tokenizer in (self, other))
+        moved = sorted((id, token) for token, id in theirs.items() if mine.get(token) != id)
+        if moved:
+            id, token = moved[0]
+            raise ConfigError(
+                f"the weights of init.from know other tokens: {len(moved):,} of {len(theirs):,} have another id in "
+                f"this tokenizer, or none (first {token!r}, {id} there and {mine.get(token)} here); use {way_out}"
+            )
+
     def check_fits(self, vocab: int) -> None:
         """Raises ConfigError when the model has no row for some of the ids."""
         if self.size > vocab:

@@ -68,7 +68,7 @@ def _plan(trainer: Trainer, bad: Sequence[Trouble]) -> Rollback:
         )
     return Rollback(
         step=trainer.step,
-        back_to=max(old_enough, default=0),
+        back_to=max(old_enough, default=trainer.first_step),
         batches=[_batch(trainer, trouble) for trouble in bad],
         global_batch=config.batch.global_,
         reason=_describe(trainer, first),
