@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, PlainSerializer, SerializationInfo
 
@@ -19,6 +19,10 @@ def _written(given: str | list[str] | None, info: SerializationInfo) -> str | li
     return absolute(given) if isinstance(given, str) else [absolute(name) for name in given]
 
 
+def _written_in_home(given: str | None, info: SerializationInfo) -> Any:
+    return given if given is None or given.startswith("~") else _written(given, info)
+
+
 def _as_given(given: str) -> str:
     local(given)
     return given
@@ -32,5 +36,5 @@ LocalPath = Annotated[str, AfterValidator(local), _WRITTEN]
 """The type of a key that is a path."""
 LocalPaths = Annotated[str | list[str], AfterValidator(_local_texts), _WRITTEN]
 """The type of a key that is paths or globs."""
-CachePath = Annotated[str, AfterValidator(_as_given)]
+CachePath = Annotated[str, AfterValidator(_as_given), PlainSerializer(_written_in_home)]
 """The type of a key for a folder that each user has: it stays as it was given, and `local` is for its use."""

@@ -116,7 +116,7 @@ class RunFolder:
             ConfigError: as `check` does, or the run was trained on other data.
         """
         notes = self.check(config)
-        if self._has_begun():
+        if self.has_begun():
             self._require_same_data(config, environment)
             environment = {**environment, "init": self._same_origin(config, environment.get("init"))}
         starts = [*self._starts(), environment]
@@ -137,10 +137,10 @@ class RunFolder:
     def _compare(self, config: dict[str, Any]) -> list[str]:
         """The notes on a folder that may be opened; see `check` for what it raises."""
         file = self._file("config.yaml")
-        if not file.exists():
+        if not file.exists() or not self._is_ours(file):
             self._require_empty()
             return []
-        if not self._has_begun():
+        if not self.has_begun():
             return []
         differences = list(_differences(read_file(file).tree, config))
         refused = [text for change, text in differences if change is Change.REFUSED]
@@ -148,7 +148,11 @@ class RunFolder:
             raise self._another_run(refused)
         return [text for change, text in differences if change is Change.NOTED]
 
-    def _has_begun(self) -> bool:
+    def _is_ours(self, file: Path) -> bool:
+        """Whether a run has written this config.yaml, which is replaced: a user's own is not."""
+        return self._file(ENVIRONMENT).exists() or file.read_bytes().startswith(HEADER.encode())
+
+    def has_begun(self) -> bool:
         """Whether there is anything to mix up: a run that failed before its first step may be corrected."""
         metrics, checkpoints = self._file("metrics.jsonl"), self._file("checkpoints")
         return (metrics.exists() and metrics.stat().st_size > 0) or (
@@ -162,7 +166,7 @@ class RunFolder:
             raise ConfigError(f"run.dir: {foreign}; give another run.dir")
         if not self.path.is_dir() or any(entry.suffix != ".tmp" for entry in self.path.iterdir()):
             raise ConfigError(
-                f"run.dir={self.path} is there already and is not a run's folder (it has no config.yaml); "
+                f"run.dir={self.path} is there already and is not a run's folder (it has no config.yaml of one); "
                 "give another run.dir, or move it away"
             )
 

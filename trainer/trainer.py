@@ -29,7 +29,7 @@ from trainer.config_source import Overrides
 from trainer.data.batches import Ahead, TrainBatches
 from trainer.data.config import DataConfig
 from trainer.data.indexed import find_pair
-from trainer.data.prepare import Corpus, files_in_both, prepare
+from trainer.data.prepare import Corpus, prepare
 from trainer.data.tokenizer import Tokenizer
 from trainer.data.tokenizer_files import TOKENIZER
 from trainer.devices import find_devices, put_batch, use_compile_cache
@@ -46,6 +46,7 @@ from trainer.generate import generate, logits
 from trainer.jax_start import prepare_jax
 from trainer.keeper import Keeper
 from trainer.loop import Loop
+from trainer.measured import data_to_measure, in_words, is_another_text
 from trainer.offload.make import make_keeper
 from trainer.paths import local
 from trainer.planner.auto import fill_in_here
@@ -59,7 +60,6 @@ from trainer.step import Arrays, Metrics, TrainState
 from trainer.weights import restore_weights
 
 _MOST_UNCOUNTED = 1000  # steps
-_MOST_NAMED = 3  # files
 
 
 class Trainer:
@@ -138,7 +138,7 @@ class Trainer:
             )
         trained = Config.load(file, ANYWHERE).data
         config = Config.load(file, [f"run.dir={json.dumps(str(folder))}", *TRAINED, *_as_texts(overrides)])
-        trainer = cls(dataclasses.replace(config, data=_data_to_evaluate(config.data, trained, folder)))
+        trainer = cls(dataclasses.replace(config, data=data_to_measure(config.data, trained, folder)))
         trainer._trained = trained
         if trainer.checkpoints.newest() is None:
             raise ConfigError(f"{folder} holds no complete checkpoint yet; train it first")
@@ -246,7 +246,10 @@ class Trainer:
         require_alike("data", {"the hash of the text behind data.path": self.corpus.hash})
         if is_first():
             self.lock.take()
-            for note in RunFolder(self.folder).open(self.config.to_dict(resolved=True), environment):
+            folder = RunFolder(self.folder)
+            if not folder.has_begun():
+                self.display.say(f"a new run, in {self.folder}")
+            for note in folder.open(self.config.to_dict(resolved=True), environment):
                 self.display.say(note)
             if self.corpus.tokenizer is not None:
                 self.corpus.tokenizer.save(self.folder)
@@ -391,37 +394,14 @@ class Trainer:
 
     def what_is_measured(self) -> str:
         """Which documents `evaluate` counts, in words."""
-        number, data = self.corpus.whole.num_documents, self._asked.data
-        if not self._evaluates_all:
-            return f"measured on the run's own held-out text: {len(self.corpus.heldout_documents):,} documents"
-        seen = files_in_both(data, self._trained) if self._trained else []
-        return f"measured on all {number:,} documents of data.path={data.path}" + (
-            f". WARNING: of its files {len(seen):,} were in the run's text, and may have been trained on: "
-            + ", ".join(map(str, seen[:_MOST_NAMED]))
-            + ", ..." * (len(seen) > _MOST_NAMED)
-            if seen
-            else ", which the run was not trained on"
-        )
+        return in_words(self.corpus, self._evaluates_all, self._asked.data, self._trained)
 
     @cached_property
     def _evaluates_all(self) -> bool:
-        """Whether the text is another than the run's, however it is named.
-
-        Raises:
-            ConfigError: it is, though data.path is the run's own.
-        """
+        """Whether the text is another than the run's; one that trains has compared them when it opened its folder."""
         newest = self.checkpoints.newest() if self._keeper is None else None
-        known = newest is not None and self.checkpoints.meta(newest).get("data_hash")
-        is_another = bool(known) and known != self.corpus.hash
-        if is_another and (self._trained is None or self._asked.data.path == self._trained.path):
-            raise ConfigError(
-                f"the text behind data.path has changed since the run was trained ({known} -> {self.corpus.hash}), so "
-                "which of its documents were held out is not known; bring it back, or give a text that the run was "
-                "not trained on: data.path=..."
-            )
-        if self._trained is not None and not is_another:
-            _require_holdout(self._asked.data, self._trained)
-        return is_another
+        known = None if newest is None else self.checkpoints.meta(newest).get("data_hash")
+        return is_another_text(self.corpus, known, self._asked.data, self._trained)
 
     def baselines(self) -> dict[str, float]:
         """What a model must beat: the unigram entropy (nats per token) of the training text, and the bits per byte of
@@ -581,28 +561,6 @@ class Trainer:
 def _require_number(steps: int | None) -> None:
     if steps is not None and steps < 0:
         raise ConfigError(f"steps={steps}: a number of steps is 0 or more; leave it out to train to the end of the run")
-
-
-def _data_to_evaluate(asked: DataConfig, trained: DataConfig, folder: Path) -> DataConfig:
-    """`asked`, but other text comes in the tokens that the model knows: those of the run's own tokenizer."""
-    if asked.path == trained.path:
-        _require_holdout(asked, trained)
-    if not (folder / TOKENIZER).exists():
-        return asked
-    for key in ("tokenizer", "end_token", "start_token"):
-        if getattr(asked, key) != getattr(trained, key):
-            raise ConfigError(f"the model knows the tokens of {folder / TOKENIZER} alone; leave data.{key} out")
-    if asked == trained:
-        return asked
-    return dataclasses.replace(asked, tokenizer=str(folder), end_token=None, start_token=None)
-
-
-def _require_holdout(asked: DataConfig, trained: DataConfig) -> None:
-    if asked.holdout != trained.holdout:
-        raise ConfigError(
-            f"data.holdout={asked.holdout}: the model was trained on all but {trained.holdout} of the documents, and "
-            "is measured on no other; leave data.holdout out, or give another text as data.path"
-        )
 
 
 def _as_texts(overrides: Overrides) -> list[str]:

@@ -67,6 +67,9 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
         def evaluate(self) -> dict[str, float]:
             return {"loss": 2.5, "tokens": 4096}
 
+        def what_is_measured(self) -> str:
+            return "measured on ten documents"
+
     def show(config: Config, json: bool) -> None:
         calls.append((config, json))
 
@@ -206,6 +209,7 @@ def test_generated_text_does_not_steer_the_terminal(
 def test_eval_prints_what_it_measured(fake: Fake) -> None:
     result = CliRunner().invoke(app, ["eval", "runs/a", "train.eval_batches=2"])
     assert [line.split() for line in result.stdout.splitlines()] == [["loss", "2.5000"], ["tokens", "4,096"]]
+    assert result.stderr == "measured on ten documents\n"
     assert fake()[0] == (Path("runs/a"), ("train.eval_batches=2",))
 
 

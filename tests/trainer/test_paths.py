@@ -138,6 +138,20 @@ def test_the_same_file_in_every_folder(tmp_path: Path, monkeypatch: pytest.Monke
     assert absolute("*.txt") == f"{tmp_path}/[[]a]/*.txt"
 
 
+def test_a_config_that_is_resolved_means_the_same_in_every_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    relative = {"data": {"path": ["a.txt", "stdlib"], "tokenizer": "t.json"}, "run": {"compile_cache": "xla"}}
+    tree = Config.from_dict(relative, {"run.dir": "r", "init.from": "/base"}).to_dict(resolved=True)
+    assert tree["data"]["path"] == [f"{tmp_path}/a.txt", "stdlib"]
+    assert tree["data"]["tokenizer"] == f"{tmp_path}/t.json"
+    assert tree["data"]["cache"] == "~/.cache/meshwright/data"  # of whoever goes on with it
+    assert (tree["run"]["compile_cache"], tree["run"]["dir"]) == (f"{tmp_path}/xla", f"{tmp_path}/r")
+    assert tree["init"]["from"] == "/base"
+    assert Config.from_dict(relative).to_dict()["data"]["path"] == ["a.txt", "stdlib"]
+
+
 class TestARunsOwnConfig:
     """It is of the run that stands where it stands."""
 

@@ -175,6 +175,13 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
 
 
+def test_a_users_own_config_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("seed: 1")
+    with pytest.raises(ConfigError, match=r"is not a run's folder"):
+        RunFolder(tmp_path).open(CONFIG, environment())
+    assert (tmp_path / "config.yaml").read_text() == "seed: 1"
+
+
 def test_a_check_leaves_nothing_behind(tmp_path: Path, begun: RunFolder) -> None:
     RunFolder(tmp_path / "new").check(CONFIG)
     assert not (tmp_path / "new").exists()

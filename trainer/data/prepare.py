@@ -47,6 +47,8 @@ class Corpus:
     vocab: int
     hash: str
     """Hex; of the tokens, of where documents begin, and of the token they begin after."""
+    text_hash: str
+    """The same without the last; what older versions took for the hash."""
     start: int | None
     """The token that ends documents, where they begin after it too; None where they bring their own, or have none."""
     tokenizer: Tokenizer | None
@@ -259,6 +261,7 @@ def _corpus(
         indexed=indexed,
         num_train_documents=count_train(indexed.num_documents, config.holdout),
         vocab=vocab,
+        text_hash=facts.hash,
         hash=facts.hash if start is None else hashlib.sha256(f"{facts.hash} after {start}".encode()).hexdigest(),
         start=start,
         tokenizer=tokenizer,
