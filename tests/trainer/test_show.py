@@ -158,7 +158,7 @@ def test_a_vocabulary_too_small_for_the_text_is_refused_as_training_does(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("here.txt").write_text("a b c")
-    config = small("model.vocab=256", f"data.path={path}", "data.cache=cache")
+    config = small("model.vocab=256", f"data.path={path}", "data.cache=.cache")
     with pytest.raises(ConfigError, match=r"^model\.vocab=256 is too small for a byte-level tokenizer; use") as shown:
         show(config)
     with pytest.raises(ConfigError) as trained:
