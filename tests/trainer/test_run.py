@@ -96,8 +96,8 @@ def test_a_run_on_virtual_devices_writes_and_is_measured(trained: tuple[Path, st
     assert (code, errors) == (0, "")
     assert text.startswith("def ")
     alone = "mesh={data: 1}"
-    code, values, errors = finish(start("eval", str(run), alone))
-    assert (code, errors) == (0, "")
+    code, values, told = finish(start("eval", str(run), alone))
+    assert (code, told) == (0, "measured on the run's own held-out text: 4 documents\n")
     measured = {line.split()[0]: line.split()[1] for line in values.splitlines()}
     last = [line for line in output.splitlines() if line.startswith("evaluation")][-1].split()
     assert float(measured["loss"]) == pytest.approx(float(last[2]), abs=2e-4)
