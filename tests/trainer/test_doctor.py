@@ -46,7 +46,16 @@ def test_a_machine_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
     assert code == 0
     assert "loss 6.250" in text
     assert "chatter" not in text
-    for subject in ("python", "jaxlib", "host memory", "8 x cpu", "disk", "GPUs"):
+    for subject in (
+        "python",
+        "jaxlib",
+        "host memory",
+        "8 x cpu",
+        "GPU memory",
+        "XLA_CLIENT_MEM_FRACTION",
+        "disk",
+        "GPUs",
+    ):
         assert subject in text
 
 
