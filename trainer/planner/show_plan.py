@@ -174,7 +174,9 @@ def _seconds(made: Plan) -> Table:
 
 def _wire(made: Plan) -> Table:
     title = "On the wire: each GPU in a step; seconds if nothing else happened"
-    table = make_table(title, ["collective", "axes", "link"], ["messages", "largest MiB", "GiB on the link", "seconds"])
+    table = make_table(
+        title, ["collective", "axes", "link"], ["messages", "largest\nMiB", "GiB on\nthe link", "seconds"]
+    )
     for sent in made.wire:
         table.add_row(
             sent.kind,

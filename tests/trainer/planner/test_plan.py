@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import os
-import re
 from collections import Counter, defaultdict
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from tests.trainer.commands import ROOT, without_devices
@@ -22,7 +23,7 @@ from trainer.description import describe
 from trainer.errors import ConfigError
 from trainer.planner import Plan, plan
 from trainer.planner.published import RUNS, read
-from trainer.planner.show_plan import as_dict, show_plan
+from trainer.planner.show_plan import _wire, as_dict, show_plan
 from trainer.planner.words import fullest
 from trainer.trace import trace_step
 from trainer.trainer import Trainer
@@ -80,10 +81,20 @@ def test_golden_plan(name: str) -> None:
 
 def test_every_number_has_a_unit(capsys: pytest.CaptureFixture[str]) -> None:
     show_plan(config("gpt2-124m", "offload.optimizer=host", "zero.stage=1"), "h100", 8, 8)
-    tables = re.split(r"^(?=\S)", capsys.readouterr().out, flags=re.MULTILINE)
-    headings = {title: table.splitlines()[2].split() for table in tables if (title := table.split("\n")[0].strip())}
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    headings = {" ".join(line): lines[place + 2] for place, line in enumerate(lines[:-2])}
     assert headings["Memory of each GPU"] == headings["Off the GPU, for each GPU"] == ["GiB"]
     assert headings["Time of a step"] == ["seconds", "part"]
+
+
+def test_the_wire_is_legible_on_a_narrow_terminal() -> None:
+    console = Console(width=80, file=io.StringIO())
+    console.print(_wire(made("quickstart")))
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "…" not in printed
+    words = printed.split()
+    assert {"collective", "reduce_scatter", "pipeline", "tensor", "nvlink", "messages", "seconds"} <= {*words}
+    assert all(f"{sent.messages:,}" in words for sent in made("quickstart").wire)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
