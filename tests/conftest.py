@@ -44,7 +44,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def devices() -> None:
+def all_devices() -> None:
     """All eight are there, whichever test is first: a config for one device would leave the others without."""
     import jax
 
@@ -52,7 +52,7 @@ def devices() -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def compiles(request: pytest.FixtureRequest, devices: None) -> Iterator[None]:
+def compiles(request: pytest.FixtureRequest, all_devices: None) -> Iterator[None]:
     """Programs are compiled quickly, but in files whose `pytestmark` is `optimised`."""
     from tests.quick_compiles import quick_compiles  # imports jax
 
