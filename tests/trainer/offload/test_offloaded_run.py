@@ -16,6 +16,8 @@ from tests.trainer import small
 from trainer import Config, Trainer
 from trainer.errors import OffloadError
 
+pytestmark = pytest.mark.optimised  # bits of two programs, which else round in two ways
+
 HALF = 2
 HOST = {"offload.optimizer": "host", "offload.bucket": 500}
 ANOTHER_MESH: dict[str, Any] = {"mesh": {"data": 3, "tensor": 1, "virtual_devices": 3}, "batch.global": 6}

@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from tests.trainer.commands import ROOT
 from tests.trainer.offload.one_of_two import train
 from trainer.config import Config
+
+pytestmark = pytest.mark.optimised  # as the other processes compile
 
 BASE: dict[str, Any] = {
     "model": {"layers": 1, "hidden": 16, "heads": 2, "ffn": 20, "vocab": 29, "context": 8},
