@@ -34,6 +34,8 @@ BASE: dict[str, Any] = {
     "optimizer": {"learning_rate": 0.01, "schedule": "linear", "warmup_steps": 2, "clip": 0.5},
     "train": {"steps": STEPS},
 }
+pytestmark = pytest.mark.optimised  # bits of two programs, which else round in two ways
+
 HOST = {"offload.optimizer": "host", "offload.bucket": 100}
 NVME = {"offload.optimizer": "nvme", "offload.bucket": 333, "offload.path": "unused"}
 FLOAT16: dict[str, Any] = {"precision": {"compute": "float16", "loss_scale": {"initial_power": 20, "hysteresis": 1}}}
