@@ -43,7 +43,8 @@ GPUS = {
 DIGITS = 5
 ALONE = "mesh={data: 1}"
 KEPT_WHOLE = ("mesh={data: 8}", "recompute=none")
-LARGE = (ALONE, "batch.global=8")
+REFERENCE = "attention.implementation=reference"
+LARGE = (ALONE, "batch.global=8", REFERENCE)
 STREAMED = "zero.stage=3 offload.optimizer=host offload.parameters=host"
 
 
@@ -210,8 +211,12 @@ def test_what_is_said_to_help_does_help() -> None:
 @pytest.mark.parametrize(
     ("name", "overrides", "help"),
     [
-        ("gpt2-124m", [ALONE, "batch.micro=256"], "batch.micro=64"),
-        ("llama3-8b", ["mesh={data: 8}", "zero.stage=0", "batch.global=8", "recompute=full"], "zero.stage=2"),
+        ("gpt2-124m", [ALONE, "batch.micro=256", REFERENCE], "batch.micro=64"),
+        (
+            "llama3-8b",
+            ["mesh={data: 8}", "zero.stage=0", "batch.global=8", "recompute=full", REFERENCE],
+            "zero.stage=2",
+        ),
         ("llama3-8b", [*LARGE, "recompute=full"], "mesh.tensor=4"),
         ("llama3-8b", [*LARGE, "recompute=full"], STREAMED),
         ("llama3-8b", [*LARGE, "recompute=none"], f"{STREAMED} recompute=selective"),
