@@ -24,7 +24,8 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     tree = small.tree(small.write_text(folder / "text"), folder / "run")
     tree |= {"mesh": {"data": 2, "virtual_devices": 2}}
     (folder / "new.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
-    Trainer(Config.from_dict(tree, {"train.eval_every": None})).train(1)
+    with Trainer(Config.from_dict(tree, {"train.eval_every": None})) as trainer:
+        trainer.train(1)
     result = subprocess.run(
         [sys.executable, "-m", "tests.trainer.first_calls", str(folder / "new.yaml"), str(folder / "run")],
         cwd=ROOT,
