@@ -19,6 +19,35 @@ settings.load_profile("busy")
 
 ROOT = Path(__file__).parents[1]
 
+LONGEST = (
+    "trainer/planner/test_off_device.py",
+    "trainer/test_equality.py",
+    "trainer/failures/test_rollback_run.py",
+    "trainer/test_run.py",
+    "trainer/offload/test_offloaded.py",
+    "trainer/test_remesh.py",
+    "trainer/test_checkpoint.py",
+    "trainer/planner/test_plan.py",
+    "models/test_documents.py",
+    "sharding/test_randomness.py",
+    "trainer/offload/test_streamed.py",
+    "trainer/planner/test_search.py",
+    "trainer/offload/test_layers_on_nvme.py",
+    "trainer/test_wire.py",
+    "trainer/test_step.py",
+    "trainer/failures/test_watchdog.py",
+    "trainer/planner/test_ledger.py",
+    "docs/test_pages.py",
+    "docs/test_fresh.py",
+    "trainer/planner/test_layers_on_nvme.py",
+    "sharding/pipeline/test_executor.py",
+    "trainer/offload/test_offloaded_run.py",
+    "trainer/processes/test_several.py",
+    "benchmarks/test_checkpoint_memory.py",
+    "benchmarks/test_pipeline.py",
+)
+"""Test files by the time that they took (`pytest --durations=0`), the longest first."""
+
 os.environ.update(
     JAX_PLATFORMS="cpu",
     JAX_COMPILATION_CACHE_DIR=str(ROOT / ".pytest_cache/d/xla"),  # emptied by `pytest --cache-clear`
@@ -31,6 +60,12 @@ def pytest_configure() -> None:
     import jax  # not before the settings above
 
     jax.config.update("jax_num_cpu_devices", 8)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first: a worker that is given one last leaves the others idle."""
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.relative_to(ROOT / "tests").as_posix(), len(places)))
 
 
 @pytest.fixture(scope="session", autouse=True)
