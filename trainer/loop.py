@@ -76,7 +76,7 @@ class Loop:
         trainer, config = self.trainer, self.config
         title = f"{config.run.name} on {len(self.devices)} x {self.devices[0].device_kind}"
         trainer.display = (
-            make_display(title, config.train.steps, lambda: memory_in_use(self.local)) if self.is_first else Display()
+            make_display(title, config.train.steps, partial(memory_in_use, self.local)) if self.is_first else Display()
         )
         with trainer.display as display:
             kinds = [device.device_kind for device in self.local]
@@ -115,6 +115,7 @@ class Loop:
             with StopRequest(self._wished) as self.stop:
                 while not self._train(trainer.step, last, display):
                     pass
+            del self.stop  # knows this loop, which would keep its trainer, and the run's folder, until Python collects
 
     def _wished(self, number: signal.Signals) -> None:
         """A signal has come; told by a thread of its own."""

@@ -151,3 +151,14 @@ def test_a_folder_that_cannot_be_locked_is_said(tmp_path: Path) -> None:
     Path(tmp_path, "run").write_text("a file")
     with pytest.raises(ConfigError, match=r"cannot be locked .*give another run.dir"):
         FolderLock(tmp_path / "run").take()
+
+
+def test_a_trainer_that_nobody_has_any_more_leaves_its_folder(saved: Path, tmp_path: Path) -> None:
+    """At once, though Python has not collected anything."""
+    shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
+    gc.disable()
+    try:
+        make(tmp_path).train(1)
+        assert is_free(tmp_path)
+    finally:
+        gc.enable()
