@@ -112,7 +112,7 @@ def test_jsonl_has_other_names_and_may_begin_with_a_mark(tmp_path: Path):
         ("lines.json", b'{"text": "a"}\n{"text": "b"}\n', r"lines\.json holds JSON lines.* call it \.jsonl"),
         ("other.json", b'{"body": "a"}\r\n\r\n{"body": "b"}', r"holds JSON lines.* texts in 'text'"),
         ("line.json", b'\xef\xbb\xbf{"text": "a"}', r"holds JSON lines"),
-        ("lines.json.gz", gzip.compress(b'{"text": "a"}\n{"text": "b"}'), r"holds JSON lines"),
+        ("lines.json.gz", gzip.compress(b'{"text": "a"}\n{"text": "b"}', mtime=0), r"holds JSON lines"),
         ("array.json", b'[\n  {"text": "a"},\n  {"text": "b"}\n]', r"is a JSON array of records.* one record a line"),
         ("alpaca.json", b'[{"instruction": "a", "output": "b"}]', r"is a JSON array of records"),
         ("text.parquet", b"PAR1", r"text\.parquet is not read \(write its texts into a \.jsonl file"),
@@ -123,7 +123,7 @@ def test_jsonl_has_other_names_and_may_begin_with_a_mark(tmp_path: Path):
             b'{"text": "a\\ud800"}',
             r"surrogate\.jsonl:1 has a lone surrogate .* character 1",
         ),
-        ("short.jsonl.gz", gzip.compress(b'{"text": "a"}', mtime=0)[:-9], r"short\.jsonl\.gz cannot be read"),
+        ("short.jsonl.gz", gzip.compress(b'{"text": "a"}', mtime=0, mtime=0)[:-9], r"short\.jsonl\.gz cannot be read"),
         ("not.txt.gz", b"plain", r"not\.txt\.gz cannot be read \(Not a gzipped file"),
     ],
 )
