@@ -123,7 +123,7 @@ def test_jsonl_has_other_names_and_may_begin_with_a_mark(tmp_path: Path):
             b'{"text": "a\\ud800"}',
             r"surrogate\.jsonl:1 has a lone surrogate .* character 1",
         ),
-        ("short.jsonl.gz", gzip.compress(b'{"text": "a"}', mtime=0, mtime=0)[:-9], r"short\.jsonl\.gz cannot be read"),
+        ("short.jsonl.gz", gzip.compress(b'{"text": "a"}', mtime=0)[:-9], r"short\.jsonl\.gz cannot be read"),
         ("not.txt.gz", b"plain", r"not\.txt\.gz cannot be read \(Not a gzipped file"),
     ],
 )
