@@ -119,6 +119,11 @@ INSTEAD = {"documents": "attention.over=sequence"}
 """Field of `Wanted` -> the setting that asks for less."""
 
 
+UNTRIED = "not tried on this GPU"
+TO_BE_TRIED = "which auto takes where a GPU shows it to be right and fastest"
+INTERPRETED = "interpreted, as there is no GPU: very slow"
+
+
 def able(wanted: Wanted) -> list[Name]:
     """The implementations that can do what is wanted."""
     return [name for name, found in IMPLEMENTATIONS.items() if not any(_objections(found, wanted))]
@@ -165,10 +170,10 @@ def choose(asked: Name | Literal["auto"], wanted: Wanted) -> Choice:
     if problems := objections(asked, wanted):
         raise ValueError("\n".join(problems))
     if asked == "auto":
-        return take(preferred(wanted), wanted, "" if wanted.gpu is None else "the fastest that can do it")
-    return take(
-        asked, wanted, "interpreted, as there is no GPU: very slow" if asked == "pallas" and wanted.gpu is None else ""
-    )
+        name, because = preferred(wanted), UNTRIED if wanted.gpu else TO_BE_TRIED if wanted.gpu == "" else ""
+    else:
+        name, because = asked, INTERPRETED if asked == "pallas" and wanted.gpu is None else ""
+    return take(name, wanted, because)
 
 
 def take(name: Name, wanted: Wanted, because: str = "") -> Choice:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pallas_kernels.attention import Choice, Name, Wanted, choose, preferred
+from pallas_kernels.attention import TO_BE_TRIED, Choice, Name, Wanted, choose, preferred
 from trainer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def assumed(config: Config) -> Name:
 def assumption(config: Config) -> str:
     """The same in words, for a user."""
     left_open = config.attention.implementation == "auto"
-    return assumed(config) + (", which auto takes where a GPU shows it to be right and fastest" if left_open else "")
+    return assumed(config) + (f", {TO_BE_TRIED}" if left_open else "")
 
 
 def chosen(config: Config, gpu: str | None) -> Choice:

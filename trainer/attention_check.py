@@ -24,7 +24,8 @@ from pallas_kernels.attention import IMPLEMENTATIONS, Attend, Choice, Name, able
 from trainer.attention import wanted
 from trainer.bench.speed import problem_of, seconds
 from trainer.config import Config
-from trainer.processes.membership import is_first, of_first
+from trainer.errors import ConfigError
+from trainer.processes.membership import current, is_first, of_first, process_count
 from trainer.run_folder import version
 
 CACHE = Path("~/.cache/meshwright/attention")
@@ -35,6 +36,7 @@ ALLOWED, ALLOWED_TIMES = 2e-3, 3.0
 """An error may be so many times that of the reference in the same dtype, and so much more."""
 ROUND = 0.02
 """Seconds of calls whose mean is a measurement, at least."""
+_KERNELS = Path(reference.__file__).parent
 _DRIVER = Path("/proc/driver/nvidia/version")
 
 Results = list[np.ndarray]
@@ -53,6 +55,7 @@ class Shape(NamedTuple):
     documents: bool
     alibi: bool
     soft_cap: float | None
+    window: int | None
 
 
 class Tried(NamedTuple):
@@ -73,7 +76,7 @@ class Verdict(NamedTuple):
 def check_here(
     config: Config, devices: Sequence[jax.Device], kept: Name | None, say: Callable[[str], None], cache: Path = CACHE
 ) -> Choice | None:
-    """What computes attention on these GPUs, where the config leaves it open; None otherwise, and on CPUs.
+    """What computes attention on these GPUs, where the config leaves it open; None where nothing was tried.
 
     Process 0 tries, and tells all: they have to run one program.
 
@@ -81,6 +84,8 @@ def check_here(
         kept: what the run was trained with; it stays while it is right.
     """
     if config.attention.implementation != "auto" or devices[0].platform == "cpu":
+        return None
+    if current() is None and process_count() > 1:  # joined by somebody else, and could be told nothing
         return None
     asked = wanted(config, devices[0].device_kind)
     told = ""
@@ -95,11 +100,16 @@ def check_here(
         if verdict is None or isinstance(candidates.get(verdict.name), Exception | None):
             say("attention: trying what is right and fastest on this GPU")
             with jax.default_device(here):
-                verdict = decide(try_all(candidates, shape), kept)
-            _write(file, verdict)
+                tried = try_all(candidates, shape)
+            verdict = decide(tried, kept)
+            if not any(one.problem for one in tried):  # which may be gone at the next start
+                _write(file, verdict)
         told = json.dumps(verdict)
     name, why = json.loads(of_first("attention", told))
-    return take(name, asked, why)
+    try:
+        return take(name, asked, why)
+    except ValueError as error:  # what process 0 has is missing here
+        raise ConfigError(str(error)) from error
 
 
 def shape_of(config: Config) -> Shape:
@@ -108,8 +118,9 @@ def shape_of(config: Config) -> Shape:
     kv_heads = model.kv_heads or model.heads
     sharing = model.heads // kv_heads
     groups = min(kv_heads, max(1, MOST_HEADS // sharing))
+    positions = min(config.batch.sequence, MOST_POSITIONS)
     return Shape(
-        positions=min(config.batch.sequence, MOST_POSITIONS),
+        positions=positions,
         heads=groups * sharing,
         kv_heads=groups,
         head_dim=model.dim_per_head,
@@ -117,24 +128,28 @@ def shape_of(config: Config) -> Shape:
         documents=config.attention.over == "document",
         alibi=model.positions == "alibi",
         soft_cap=model.soft_cap,
+        window=model.window and min(model.window, positions // 2 + 1),  # so that it cuts something off
     )
 
 
 def try_all(
     candidates: Mapping[Name, Attend | Exception], shape: Shape, time: Time = partial(seconds, least=ROUND)
 ) -> list[Tried]:
-    """Each of them on the default device; what raises, or is wrong, says so. The reference has to be among them.
+    """Each of them on the default device, beside the reference; what raises, or is wrong, says so.
 
     Args:
         candidates: implementations, or why one could not be made.
         time: seconds of a call.
     """
-    arrays, options, d_out = _draw(shape)
-    with jax.default_matmul_precision("highest"):
-        truth = _results(_compiled(reference.attention, options)(*(x.astype(jnp.float32) for x in (*arrays, d_out))))
-    plain = _results(_compiled(reference.attention, options)(*arrays, d_out))
+    try:
+        arguments, options = _draw(shape)
+        with jax.default_matmul_precision("highest"):
+            truth = _results(_compiled(reference.attention, options)(*(x.astype(jnp.float32) for x in arguments)))
+        plain = _results(_compiled(reference.attention, options)(*arguments))
+    except Exception as error:  # whatever a compiler or a driver raises
+        return [Tried(name, 0.0, f"there is nothing to compare it with: {problem_of(error)}") for name in candidates]
     limits = [ALLOWED_TIMES * error + ALLOWED for error in _errors(plain, truth)]
-    return [_try(name, attend, options, (*arrays, d_out), truth, limits, time) for name, attend in candidates.items()]
+    return [_try(name, attend, options, arguments, truth, limits, time) for name, attend in candidates.items()]
 
 
 def decide(tried: Sequence[Tried], kept: Name | None) -> Verdict:
@@ -146,6 +161,8 @@ def decide(tried: Sequence[Tried], kept: Name | None) -> Verdict:
     taken = next((one for one in right if one.name == kept), right[0])
     times = ", ".join(f"{one.name} {one.seconds * 1e3:.3g} ms" for one in right)
     because = "as the run began" if taken.name == kept else "the fastest that is right on this GPU"
+    if kept is not None and taken.name != kept:
+        because += f"; the run began with {kept}, and is rounded otherwise from here on"
     return Verdict(taken.name, "; ".join([f"{because} ({times})", *wrong]))
 
 
@@ -180,12 +197,12 @@ def _compiled(attend: Attend, options: Mapping[str, Any]) -> Callable[..., Any]:
     return jax.jit(run)
 
 
-def _draw(shape: Shape) -> tuple[tuple[jax.Array, ...], dict[str, Any], jax.Array]:
-    """Queries, keys and values; what else attention is given; the output's gradient."""
+def _draw(shape: Shape) -> tuple[tuple[jax.Array, ...], dict[str, Any]]:
+    """Queries, keys, values and the output's gradient; and what else attention is given."""
     keys = jax.random.split(jax.random.key(0), 4)
     dims = [(1, shape.positions, heads, shape.head_dim) for heads in (shape.heads, *[shape.kv_heads] * 2, shape.heads)]
     q, k, v, d_out = (jax.random.normal(key, dim, shape.dtype) for key, dim in zip(keys, dims, strict=True))
-    options: dict[str, Any] = {"soft_cap": shape.soft_cap}
+    options: dict[str, Any] = {"soft_cap": shape.soft_cap, "window": shape.window}
     if shape.documents:  # three of them, none of which ends where a kernel's tile does
         ids = jnp.searchsorted(
             jnp.array([shape.positions // 3, shape.positions // 2 + 1]), jnp.arange(shape.positions), side="right"
@@ -193,7 +210,7 @@ def _draw(shape: Shape) -> tuple[tuple[jax.Array, ...], dict[str, Any], jax.Arra
         options["segments"] = (ids[None].astype(jnp.int32),) * 2
     if shape.alibi:
         options["alibi_slopes_H"] = jnp.asarray(alibi_slopes(shape.heads))
-    return (q, k, v), options, d_out
+    return (q, k, v, d_out), options
 
 
 def _results(arrays: Sequence[jax.Array]) -> Results:
@@ -215,7 +232,9 @@ def _made(make: Callable[[], Attend]) -> Attend | Exception:
 def _key(device: jax.Device, shape: Shape, kept: Name | None) -> str:
     """Of all that a verdict depends on."""
     driver = _DRIVER.read_text() if _DRIVER.exists() else ""
-    software = version("jax"), version("jaxlib"), device.client.platform_version, driver
+    packages = [version(name) for name in ("jax", "jaxlib", "nvidia-cudnn-cu13")]
+    kernels = hashlib.sha256(b"".join(file.read_bytes() for file in sorted(_KERNELS.rglob("*.py")))).hexdigest()
+    software = *packages, kernels, device.client.platform_version, driver
     return hashlib.sha256(repr((device.device_kind, software, shape, kept)).encode()).hexdigest()[:16]
 
 

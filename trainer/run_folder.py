@@ -213,7 +213,7 @@ class RunFolder:
 
     def last_said(self, key: str) -> Any:
         """What the last start that tells it said of itself; None where none does."""
-        return next((start[key] for start in reversed(self._starts()) if key in start), None)
+        return next((start[key] for start in reversed(self._starts()) if start.get(key) is not None), None)
 
     def _starts(self) -> list[dict[str, Any]]:
         file = self._file("environment.json")

@@ -91,6 +91,8 @@ class Trainer:
         weakref.finalize(self, self.lock.close)
         self.display = Display()
         """Where notes for the user go; silent unless replaced, as `train` does."""
+        self._attention: Choice | None = None
+        """What was found to compute attention best, where that was tried."""
         self._trained: DataConfig | None = None
         """What the run was trained on, where it may be measured on something else."""
         self.taken: str | None = None
@@ -157,10 +159,10 @@ class Trainer:
         asked, devices = fit_here(self._asked, devices)
         config, self.taken = fill_in_here(asked, devices, self.display.say)
         config = config.resolve(len(devices))
-        attention: Choice | None = None
         if self._devices is None:  # those that are given need not exist
-            attention = check_here(config, devices, RunFolder(self.folder).last_said("attention"), self.display.say)
-        return Program(config, make_mesh(config.mesh, devices), attention)
+            kept = RunFolder(self.folder).last_said("attention")
+            self._attention = check_here(config, devices, kept, self.display.say)
+        return Program(config, make_mesh(config.mesh, devices), self._attention)
 
     @cached_property
     def corpus(self) -> Corpus:
@@ -240,7 +242,7 @@ class Trainer:
         self.check_folder()
         devices = [f"{device.platform}:{device.device_kind}" for device in self.program.mesh.devices.flat]
         environment = describe_environment(devices, self.corpus.hash)
-        environment |= {"data": self.corpus.sizes, "attention": self.program.attention.name}
+        environment |= {"data": self.corpus.sizes, "attention": self._attention and self._attention.name}
         environment["init"] = self.origin and self.origin.record()
         environment["tokenizer_hash"] = self.corpus.tokenizer and self.corpus.tokenizer.hash
         require_alike("data", {"the hash of the text behind data.path": self.corpus.hash})

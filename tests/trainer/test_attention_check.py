@@ -21,8 +21,17 @@ from trainer.attention import wanted
 from trainer.attention_check import Shape, Tried, Verdict, check_here, decide, shape_of, try_all
 
 SHAPE = Shape(
-    positions=48, heads=4, kv_heads=2, head_dim=8, dtype="bfloat16", documents=True, alibi=True, soft_cap=30.0
+    positions=48,
+    heads=4,
+    kv_heads=2,
+    head_dim=8,
+    dtype="bfloat16",
+    documents=True,
+    alibi=True,
+    soft_cap=30.0,
+    window=20,
 )
+OTHERWISE = "and is rounded otherwise from here on"
 TIMES = "(cudnn 1 ms, reference 3 ms); pallas is left out: slow"
 
 
@@ -46,6 +55,10 @@ def wrong_gradients(q: jax.Array, *args: Any, **options: Any) -> jax.Array:
     return reference.attention(doubled(q), *args, **options)
 
 
+def without_window(*args: Any, window: Any = None, **options: Any) -> jax.Array:
+    return reference.attention(*args, **options)
+
+
 def not_a_number(*args: Any, **options: Any) -> jax.Array:
     return reference.attention(*args, **options) * jnp.nan
 
@@ -66,7 +79,7 @@ def test_what_is_right_is_timed_and_what_is_not_says_why() -> None:
     assert tried[2] == Tried("reference", 0.5)
 
 
-@pytest.mark.parametrize("attend", [wrong_gradients, not_a_number, without_documents])
+@pytest.mark.parametrize("attend", [wrong_gradients, not_a_number, without_documents, without_window])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_what_is_wrong_is_noticed(attend: Any, dtype: str) -> None:
     assert try_all({"pallas": attend}, SHAPE._replace(dtype=dtype), seconds_of())[0].problem
@@ -91,16 +104,19 @@ def test_what_cannot_be_made_is_left_out() -> None:
     [
         (None, "cudnn", f"the fastest that is right on this GPU {TIMES}"),
         ("reference", "reference", f"as the run began {TIMES}"),
-        (
-            "pallas",
-            "cudnn",
-            f"the fastest that is right on this GPU {TIMES}",
-        ),
+        ("pallas", "cudnn", f"the fastest that is right on this GPU; the run began with pallas, {OTHERWISE} {TIMES}"),
     ],
 )
 def test_the_fastest_is_taken_or_what_the_run_began_with(kept: Name | None, name: Name, why: str) -> None:
     tried = [Tried("pallas", 0.0, "slow"), Tried("reference", 3e-3), Tried("cudnn", 1e-3)]
     assert decide(tried, kept) == Verdict(name, why)
+
+
+def test_where_the_reference_fails_nothing_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference, "attention", raising)
+    tried = try_all({"pallas": without_documents, "reference": raising}, SHAPE, seconds_of())
+    assert decide(tried, None).name == "reference"
+    assert "Shared memory is not enough" in decide(tried, None).why
 
 
 def test_where_nothing_can_be_tried_the_reference_is_taken() -> None:
@@ -138,9 +154,13 @@ class OnGpu:
         monkeypatch.setattr(jax, "default_device", lambda _: jax.disable_jit(False))
         monkeypatch.setattr(attention_check, "try_all", self._try_all)
 
+        self.problem = ""
+        """What is wrong with the first that is tried."""
+
     def _try_all(self, candidates: Any, shape: Shape) -> list[Tried]:
         self.tried += 1
-        return [Tried(name, 1.0 + place) for place, name in enumerate(candidates)]
+        first, *others = [Tried(name, 1.0 + place) for place, name in enumerate(candidates)]
+        return [first._replace(problem=self.problem), *others]
 
     def check(self, config: Config, kept: Name | None = None) -> Any:
         return check_here(config, [self.device], kept, self.said.append, self.cache)
@@ -157,6 +177,23 @@ def test_a_gpu_is_tried_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert gpu.check(Config.from_dict({"precision": {"compute": "bfloat16"}})).name == "pallas"
     assert gpu.check(config, "reference").name == "reference"
     assert gpu.tried == 3
+
+
+def test_what_has_failed_once_is_tried_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    gpu = OnGpu(monkeypatch, tmp_path)
+    gpu.problem = "out of memory"
+    assert gpu.check(Config.from_dict({})).name == "reference"
+    gpu.problem = ""
+    assert gpu.check(Config.from_dict({})).name == "pallas"
+
+
+def test_other_processes_take_what_the_first_has_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    gpu = OnGpu(monkeypatch, tmp_path)
+    monkeypatch.setattr(attention_check, "is_first", lambda: False)
+    monkeypatch.setattr(attention_check, "of_first", lambda about, told: '["reference", "as process 0 has found"]')
+    found = gpu.check(Config.from_dict({}))
+    assert (found.name, gpu.tried) == ("reference", 0)
+    assert "as process 0 has found" in found.why
 
 
 @pytest.mark.parametrize("damage", ["", "[]", '["nothing", "known"]', "{"])
@@ -190,3 +227,13 @@ def test_what_was_found_is_what_runs_and_is_kept_with_the_run(monkeypatch: pytes
     first.open_folder()
     assert (first.program.attention.name, Trainer(config).program.attention.name) == ("pallas", "pallas")
     assert asked == [None, "pallas"]
+
+
+def test_what_was_not_tried_is_no_choice_to_keep(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A run that begins on CPUs, with their reference, takes what is fastest when it goes on on GPUs."""
+    config = Config.from_dict(small.tree(small.write_text(tmp_path / "text"), tmp_path / "run"))
+    Trainer(config).open_folder()
+    asked: list[Name | None] = []
+    monkeypatch.setattr(trainer.trainer, "check_here", lambda config, devices, kept, say: asked.append(kept))
+    assert Trainer(config).program.attention.name == "reference"
+    assert asked == [None]
