@@ -53,7 +53,16 @@ def test_all_that_cannot_be_done_is_told_with_its_setting() -> None:
 def test_auto_takes_what_can_do_all(gpu: str | None) -> None:
     choice = choose("auto", Wanted(300, "float32", gpu, documents=True, alibi=True, soft_cap=True))
     assert choice.name == "reference"
-    assert "auto takes another once a GPU has shown it to be right" in choice.why
+
+
+@pytest.mark.parametrize(
+    ("gpu", "name", "why"),
+    [("", "pallas", "right and fastest"), (H100, "pallas", "not tried"), (None, "reference", "")],
+)
+def test_auto_takes_kernels_on_gpus(gpu: str | None, name: str, why: str) -> None:
+    choice = choose("auto", PLAIN._replace(gpu=gpu))
+    assert choice.name == name
+    assert why in choice.why
 
 
 def test_what_is_taken_says_what_is_to_be_known() -> None:
