@@ -47,7 +47,7 @@ _ZERO = ["mesh={data: 8}", "batch={global: 16, micro: 1, sequence: 8192}"]
 _TENSOR = ["mesh={tensor: 8}", "zero.stage=1"]
 _ONE, _TWO = "batch={global: 4, micro: 1, sequence: 8192}", "batch={global: 4, micro: 2, sequence: 8192}"
 _PARTS = "batch={global: 4, micro: 2, parts: 2, sequence: 8192}"
-_FLASH = "attention.implementation=pallas"
+_FLASH, _REFERENCE = "attention.implementation=pallas", "attention.implementation=reference"
 RUNS = {
     "ZeRO 3, told nothing": Run(_ZERO, defaults=True),
     "ZeRO 3": Run(_ZERO, goal=0.9),
@@ -68,9 +68,9 @@ def main(names: list[str]) -> int:
     for gpu in GPUS:
         for name in names or RUNS:
             run, cluster = RUNS[name], Cluster(load(gpu), 8)
-            step = compile_step(
-                resolve(Config.load(CONFIG, run.overrides))[0], cluster.gpu, options=DEFAULTS if run.defaults else None
-            )
+            attention = () if _FLASH in run.overrides else (_REFERENCE,)
+            config, _ = resolve(Config.load(CONFIG, [*attention, *run.overrides]))
+            step = compile_step(config, cluster.gpu, options=DEFAULTS if run.defaults else None)
             found = step_overlap(step, cluster)
             rows.append([gpu, name, *_row(step, found)])
             if gpu == "h100" and run.goal and found.share < run.goal:

@@ -102,7 +102,9 @@ def test_of_streamed_layers_attention_counts_only_where_it_is_more_than_the_head
     config = large("llama3-8b", *STREAMED, "recompute=full", "batch.sequence=1024")
     asked = ["attention.implementation=pallas"], ["attention.implementation=pallas", "batch.sequence=8192"]
     least, long = (plan(Config.from_dict(config.to_dict(), overrides)).memory for overrides in asked)
-    scores = plan(Config.from_dict(config.to_dict(), ["attention.implementation=reference", "batch.sequence=8192"])).memory
+    scores = plan(
+        Config.from_dict(config.to_dict(), ["attention.implementation=reference", "batch.sequence=8192"])
+    ).memory
     assert least.logits == long.logits > scores.logits == 0
     assert least.total < long.total < 1.5 * least.total < scores.total
 
