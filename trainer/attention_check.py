@@ -20,12 +20,12 @@ import numpy as np
 
 from models.layers import alibi_slopes
 from pallas_kernels import reference
-from pallas_kernels.attention import IMPLEMENTATIONS, Attend, Choice, Name, able, take
+from pallas_kernels.attention import IMPLEMENTATIONS, Attend, Choice, Name, Wanted, able, take
 from trainer.attention import wanted
 from trainer.bench.speed import problem_of, seconds
 from trainer.config import Config
 from trainer.errors import ConfigError
-from trainer.processes.membership import current, is_first, of_first, process_count
+from trainer.processes.membership import current, is_first, of_first, process_count, process_index
 from trainer.run_folder import version
 
 CACHE = Path("~/.cache/meshwright/attention")
@@ -74,14 +74,21 @@ class Verdict(NamedTuple):
 
 
 def check_here(
-    config: Config, devices: Sequence[jax.Device], kept: Name | None, say: Callable[[str], None], cache: Path = CACHE
+    config: Config,
+    devices: Sequence[jax.Device],
+    kept: Callable[[], Name | None],
+    say: Callable[[str], None],
+    cache: Path = CACHE,
 ) -> Choice | None:
     """What computes attention on these GPUs, where the config leaves it open; None where nothing was tried.
 
     Process 0 tries, and tells all: they have to run one program.
 
     Args:
-        kept: what the run was trained with; it stays while it is right.
+        kept: says what the run was trained with, which stays while it is right; asked in process 0.
+
+    Raises:
+        ConfigError: what process 0 has found is not installed here.
     """
     if config.attention.implementation != "auto" or devices[0].platform == "cpu":
         return None
@@ -90,26 +97,31 @@ def check_here(
     asked = wanted(config, devices[0].device_kind)
     told = ""
     if is_first():
-        here = next(device for device in devices if device.process_index == jax.process_index())
-        shape = shape_of(config)
-        candidates: dict[Name, Attend | Exception] = {
-            name: _made(partial(IMPLEMENTATIONS[name].make, asked)) for name in able(asked)
-        }
-        file = cache.expanduser() / f"{_key(here, shape, kept)}.json"
-        verdict = _read(file)
-        if verdict is None or isinstance(candidates.get(verdict.name), Exception | None):
-            say("attention: trying what is right and fastest on this GPU")
-            with jax.default_device(here):
-                tried = try_all(candidates, shape)
-            verdict = decide(tried, kept)
-            if not any(one.problem for one in tried):  # which may be gone at the next start
-                _write(file, verdict)
-        told = json.dumps(verdict)
+        here = next(device for device in devices if device.process_index == process_index())
+        told = json.dumps(_found(asked, shape_of(config), here, kept(), say, cache.expanduser()))
     name, why = json.loads(of_first("attention", told))
     try:
         return take(name, asked, why)
-    except ValueError as error:  # what process 0 has is missing here
+    except ValueError as error:
         raise ConfigError(str(error)) from error
+
+
+def _found(
+    asked: Wanted, shape: Shape, device: jax.Device, kept: Name | None, say: Callable[[str], None], cache: Path
+) -> Verdict:
+    """The verdict for this GPU, as it was found before or is found now."""
+    candidates = {name: _made(partial(IMPLEMENTATIONS[name].make, asked)) for name in able(asked)}
+    file = cache / f"{_key(device, shape, kept)}.json"
+    before = _read(file)
+    if before is not None and not isinstance(candidates.get(before.name), Exception | None):
+        return before
+    say("attention: trying what is right and fastest on this GPU")
+    with jax.default_device(device):
+        tried = try_all(candidates, shape)
+    verdict = decide(tried, kept)
+    if not any(one.problem for one in tried):  # which may be gone at the next start
+        _write(file, verdict)
+    return verdict
 
 
 def shape_of(config: Config) -> Shape:

@@ -9,6 +9,7 @@ Takes the config as plain nested data, and knows nothing of training. One proces
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import os
@@ -213,7 +214,9 @@ class RunFolder:
 
     def last_said(self, key: str) -> Any:
         """What the last start that tells it said of itself; None where none does."""
-        return next((start[key] for start in reversed(self._starts()) if start.get(key) is not None), None)
+        with contextlib.suppress(OSError):  # a folder that cannot be read is told by whoever opens it
+            return next((start[key] for start in reversed(self._starts()) if start.get(key) is not None), None)
+        return None
 
     def _starts(self) -> list[dict[str, Any]]:
         file = self._file("environment.json")

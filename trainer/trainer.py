@@ -160,7 +160,7 @@ class Trainer:
         config, self.taken = fill_in_here(asked, devices, self.display.say)
         config = config.resolve(len(devices))
         if self._devices is None:  # those that are given need not exist
-            kept = RunFolder(self.folder).last_said("attention")
+            kept = partial(RunFolder(self.folder).last_said, "attention")
             self._attention = check_here(config, devices, kept, self.display.say)
         return Program(config, make_mesh(config.mesh, devices), self._attention)
 

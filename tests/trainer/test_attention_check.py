@@ -163,7 +163,7 @@ class OnGpu:
         return [first._replace(problem=self.problem), *others]
 
     def check(self, config: Config, kept: Name | None = None) -> Any:
-        return check_here(config, [self.device], kept, self.said.append, self.cache)
+        return check_here(config, [self.device], lambda: kept, self.said.append, self.cache)
 
 
 def test_a_gpu_is_tried_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -210,15 +210,15 @@ def test_a_damaged_note_is_tried_again(monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_only_what_is_left_open_on_gpus_is_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     gpu = OnGpu(monkeypatch, tmp_path)
     assert gpu.check(Config.from_dict({"attention": {"implementation": "pallas"}})) is None
-    assert check_here(Config.from_dict({}), jax.devices(), None, gpu.said.append, tmp_path) is None
+    assert check_here(Config.from_dict({}), jax.devices(), lambda: None, gpu.said.append, tmp_path) is None
     assert gpu.tried == 0
 
 
 def test_what_was_found_is_what_runs_and_is_kept_with_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: list[Name | None] = []
 
-    def check(config: Config, devices: Any, kept: Name | None, say: Any) -> Any:
-        asked.append(kept)
+    def check(config: Config, devices: Any, kept: Any, say: Any) -> Any:
+        asked.append(kept())
         return take("pallas", wanted(config, None), "as found")
 
     monkeypatch.setattr(trainer.trainer, "check_here", check)
@@ -234,6 +234,6 @@ def test_what_was_not_tried_is_no_choice_to_keep(monkeypatch: pytest.MonkeyPatch
     config = Config.from_dict(small.tree(small.write_text(tmp_path / "text"), tmp_path / "run"))
     Trainer(config).open_folder()
     asked: list[Name | None] = []
-    monkeypatch.setattr(trainer.trainer, "check_here", lambda config, devices, kept, say: asked.append(kept))
+    monkeypatch.setattr(trainer.trainer, "check_here", lambda config, devices, kept, say: asked.append(kept()))
     assert Trainer(config).program.attention.name == "reference"
     assert asked == [None]
