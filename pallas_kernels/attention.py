@@ -89,10 +89,6 @@ def _cudnn(wanted: Wanted) -> Attend:
     return cudnn.attention
 
 
-def _reference(wanted: Wanted) -> Attend:
-    return reference.attention
-
-
 IMPLEMENTATIONS: dict[Name, Implementation] = {
     "pallas": Implementation(
         "flash attention, whose scores never reach memory",

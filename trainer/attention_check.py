@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +20,8 @@ import numpy as np
 
 from models.layers import alibi_slopes
 from pallas_kernels import reference
-from pallas_kernels.attention import IMPLEMENTATIONS, Attend, Choice, Name, Wanted, able, take
-from trainer.attention import wanted
+from pallas_kernels.attention import IMPLEMENTATIONS, Attend, Choice, Name, Wanted, able, preferred, take
+from trainer.attention import assumed, wanted
 from trainer.bench.speed import problem_of, seconds
 from trainer.config import Config
 from trainer.errors import ConfigError
@@ -97,31 +97,33 @@ def check_here(
     asked = wanted(config, devices[0].device_kind)
     told = ""
     if is_first():
-        here = next(device for device in devices if device.process_index == process_index())
-        told = json.dumps(_found(asked, shape_of(config), here, kept(), say, cache.expanduser()))
+        here = next((device for device in devices if device.process_index == process_index()), None)
+        told = json.dumps(
+            Verdict(preferred(asked), "not tried: process 0 has none of the GPUs")
+            if here is None
+            else decide(_found(asked, shape_of(config), here, say, cache), kept())
+        )
     name, why = json.loads(of_first("attention", told))
+    if name != assumed(config):
+        say(f"attention: {name} is taken, where plans assume {assumed(config)}: its memory and time are others")
     try:
         return take(name, asked, why)
     except ValueError as error:
         raise ConfigError(str(error)) from error
 
 
-def _found(
-    asked: Wanted, shape: Shape, device: jax.Device, kept: Name | None, say: Callable[[str], None], cache: Path
-) -> Verdict:
-    """The verdict for this GPU, as it was found before or is found now."""
+def _found(asked: Wanted, shape: Shape, device: jax.Device, say: Callable[[str], None], cache: Path) -> list[Tried]:
+    """What each implementation is like on this GPU, as it was found before or is found now."""
     candidates = {name: _made(partial(IMPLEMENTATIONS[name].make, asked)) for name in able(asked)}
-    file = cache / f"{_key(device, shape, kept)}.json"
-    before = _read(file)
-    if before is not None and not isinstance(candidates.get(before.name), Exception | None):
+    file = cache / f"{_key(device, shape)}.json"
+    if (before := _read(file)) is not None and [one.name for one in before] == list(candidates):
         return before
     say("attention: trying what is right and fastest on this GPU")
     with jax.default_device(device):
         tried = try_all(candidates, shape)
-    verdict = decide(tried, kept)
-    if not any(one.problem for one in tried):  # which may be gone at the next start
-        _write(file, verdict)
-    return verdict
+    if not any(one.problem for one in tried if not isinstance(candidates[one.name], Exception)):
+        _write(file, tried)  # but for what may be mended at the next start
+    return tried
 
 
 def shape_of(config: Config) -> Shape:
@@ -172,9 +174,9 @@ def decide(tried: Sequence[Tried], kept: Name | None) -> Verdict:
         return Verdict("reference", "; ".join(["nothing could be tried", *wrong]))
     taken = next((one for one in right if one.name == kept), right[0])
     times = ", ".join(f"{one.name} {one.seconds * 1e3:.3g} ms" for one in right)
-    because = "as the run began" if taken.name == kept else "the fastest that is right on this GPU"
+    because = "as the run was last trained" if taken.name == kept else "the fastest that is right on this GPU"
     if kept is not None and taken.name != kept:
-        because += f"; the run began with {kept}, and is rounded otherwise from here on"
+        because += f"; the run was last trained with {kept}, and is rounded otherwise from here on"
     return Verdict(taken.name, "; ".join([f"{because} ({times})", *wrong]))
 
 
@@ -241,26 +243,30 @@ def _made(make: Callable[[], Attend]) -> Attend | Exception:
         return error
 
 
-def _key(device: jax.Device, shape: Shape, kept: Name | None) -> str:
+def _key(device: jax.Device, shape: Shape) -> str:
     """Of all that a verdict depends on."""
     driver = _DRIVER.read_text() if _DRIVER.exists() else ""
     packages = [version(name) for name in ("jax", "jaxlib", "nvidia-cudnn-cu13")]
     kernels = hashlib.sha256(b"".join(file.read_bytes() for file in sorted(_KERNELS.rglob("*.py")))).hexdigest()
     software = *packages, kernels, device.client.platform_version, driver
-    return hashlib.sha256(repr((device.device_kind, software, shape, kept)).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr((device.device_kind, software, shape)).encode()).hexdigest()[:16]
 
 
-def _read(file: Path) -> Verdict | None:
-    with suppress(OSError, ValueError, TypeError):
-        verdict = Verdict(*json.loads(file.read_text(encoding="utf-8")))
-        return verdict if verdict.name in get_args(Name) else None
+def _read(file: Path) -> list[Tried] | None:
+    with suppress(OSError, RuntimeError, ValueError, TypeError):  # RuntimeError: there is no home
+        return [Tried(str(name), float(took), str(problem)) for name, took, problem in json.loads(_text(file))]  # type: ignore[arg-type]
     return None
 
 
-def _write(file: Path, verdict: Verdict) -> None:
+def _text(file: Path) -> str:
+    return file.expanduser().read_text(encoding="utf-8")
+
+
+def _write(file: Path, tried: Sequence[Tried]) -> None:
     """A disk that takes nothing costs a second at the next start."""
-    with suppress(OSError):
+    with suppress(OSError, RuntimeError):
+        file = file.expanduser()
         file.parent.mkdir(parents=True, exist_ok=True)
         part = file.with_suffix(f".{os.getpid()}.tmp")
-        part.write_text(json.dumps(verdict), encoding="utf-8")
+        part.write_text(json.dumps(tried), encoding="utf-8")
         part.replace(file)

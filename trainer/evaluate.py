@@ -12,7 +12,7 @@ import numpy as np
 from trainer.data.batches import HeldOutBatches
 from trainer.devices import put_batch
 from trainer.errors import ConfigError
-from trainer.processes.membership import is_first, of_first
+from trainer.processes.membership import current, is_first, of_first
 
 if TYPE_CHECKING:
     from trainer.trainer import Trainer
@@ -29,7 +29,7 @@ def evaluate(trainer: Trainer, parameters: dict[str, jax.Array], everything: boo
         sums = jax.device_get(program.evaluate(parameters, batch))
         loss, tokens = loss + float(sums[0]), tokens + float(sums[1])
         trainer.phases.moved()
-        if corpus.bytes_per_token is not None and is_first():
+        if corpus.bytes_per_token is not None and (is_first() or current() is None):
             host = batches.batch(index)
             num_bytes += float(np.sum(corpus.bytes_per_token[host["targets"]] * host["weights"]))
     num_bytes = float(of_first("bytes", str(num_bytes)))

@@ -97,7 +97,8 @@ class Loop:
                 with memory_told(trainer):
                     self._train_all(first, last, display)
             except BaseException as error:
-                self.events.tell("end", trainer.step, reason=str(error) or type(error).__name__)
+                at = trainer.step if trainer.has_state else first  # the others may not be there to agree
+                self.events.tell("end", at, reason=str(error) or type(error).__name__)
                 if isinstance(error, Exception):  # what is being written is worth waiting for; Ctrl-C does not
                     self._try_to_save(trainer.checkpoints.wait)
                 raise

@@ -214,7 +214,7 @@ class RunFolder:
 
     def last_said(self, key: str) -> Any:
         """What the last start that tells it said of itself; None where none does."""
-        with contextlib.suppress(OSError):  # a folder that cannot be read is told by whoever opens it
+        with contextlib.suppress(OSError, ConfigError):  # what cannot be read is told by whoever opens the folder
             return next((start[key] for start in reversed(self._starts()) if start.get(key) is not None), None)
         return None
 

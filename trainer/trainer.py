@@ -117,7 +117,8 @@ class Trainer:
             OSError: it could not be written.
         """
         try:
-            self.checkpoints.wait()
+            if "checkpoints" in self.__dict__:  # asking for them joins other processes
+                self.checkpoints.wait()
         finally:
             self.lock.close()
 
@@ -242,7 +243,8 @@ class Trainer:
         self.check_folder()
         devices = [f"{device.platform}:{device.device_kind}" for device in self.program.mesh.devices.flat]
         environment = describe_environment(devices, self.corpus.hash)
-        environment |= {"data": self.corpus.sizes, "attention": self._attention and self._attention.name}
+        taken = self._attention or (None if self.program.on_cpu else self.program.attention)
+        environment |= {"data": self.corpus.sizes, "attention": taken and taken.name}
         environment["init"] = self.origin and self.origin.record()
         environment["tokenizer_hash"] = self.corpus.tokenizer and self.corpus.tokenizer.hash
         require_alike("data", {"the hash of the text behind data.path": self.corpus.hash})
@@ -273,6 +275,11 @@ class Trainer:
         """How often the run has gone back to a checkpoint, and what it leaves out since."""
         join_others()
         return Rollbacks(self.folder, writes=is_first())
+
+    @property
+    def has_state(self) -> bool:
+        """Whether the state is there, restored or new. Asks no other process."""
+        return self._keeper is not None
 
     @property
     def step(self) -> int:

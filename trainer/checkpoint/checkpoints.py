@@ -81,6 +81,10 @@ class Checkpoints:
             raise ConfigError(f"{self.folder} has no complete checkpoint of step {step}; {there}")
         return step
 
+    def newest_here(self) -> int | None:
+        """The newest as this process finds it, where the others cannot be asked."""
+        return max(self._steps(), default=None)
+
     def newest(self) -> int | None:
         """The step of the newest complete checkpoint."""
         return max(self.steps(), default=None)

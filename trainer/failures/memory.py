@@ -67,7 +67,7 @@ def _words(error: BaseException, trainer: Trainer) -> str:
     local = [device for device in devices if device.process_index == process_index()]
     missing = asked_bytes(str(error))
     asked = f"{_size(missing)} more were asked for" if missing else "more was asked for"
-    newest = trainer.checkpoints.newest()
+    newest = trainer.checkpoints.newest_here()
     kept = "nothing is saved yet" if newest is None else f"the newest checkpoint is that of step {newest}"
     return (
         f"out of memory on {devices[0].device_kind}: {asked}, and {_there(local)}; {kept}. As it is, it would run out "

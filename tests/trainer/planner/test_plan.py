@@ -42,8 +42,8 @@ GPUS = {
 }
 DIGITS = 5
 ALONE = "mesh={data: 1}"
-KEPT_WHOLE = ("mesh={data: 8}", "recompute=none")
 REFERENCE = "attention.implementation=reference"
+KEPT_WHOLE = ("mesh={data: 8}", "recompute=none", REFERENCE)
 LARGE = (ALONE, "batch.global=8", REFERENCE)
 STREAMED = "zero.stage=3 offload.optimizer=host offload.parameters=host"
 

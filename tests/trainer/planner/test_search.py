@@ -368,7 +368,7 @@ TIGHT: list[tuple[float, str]] = [
 def test_what_fits_in_no_other_way_is_offloaded_and_no_more_than_that(
     config: Path, tmp_path: Path, part: float, offload: str
 ) -> None:
-    deep = ["model.layers=40", "model.context=512", "batch.sequence=512"]
+    deep = ["model.layers=40", "model.context=512", "batch.sequence=512", "attention.implementation=reference"]
     space = Space(Config.from_dict(ODD, deep), 2)
     gpu, out = tmp_path / "gpu.yaml", tmp_path / "found.yaml"
     described = yaml.safe_load((FOLDER / "h100.yaml").read_text())
