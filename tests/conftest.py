@@ -87,7 +87,7 @@ def all_devices() -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def compiles(request: pytest.FixtureRequest, all_devices: None) -> Iterator[None]:
+def compiled_quickly(request: pytest.FixtureRequest, all_devices: None) -> Iterator[None]:
     """Programs are compiled quickly, but in files whose `pytestmark` is `optimised`."""
     from tests.quick_compiles import quick_compiles  # imports jax
 
