@@ -21,6 +21,7 @@ AXES = ("pipeline", "replica", "data", "expert", "context", "tensor")
 PIPELINE = "pipeline"  # stages of layers stand along it
 BATCH_AXES = ("replica", "data", "expert")  # the batch is split over these
 ZERO_AXES = ("data", "context")  # ZeRO shards over these
+MOST_DEVICES = 1_000_000
 UNSUPPORTED_AXES = ("expert", "context")  # named, but not yet brought to life
 
 
@@ -28,17 +29,17 @@ UNSUPPORTED_AXES = ("expert", "context")  # named, but not yet brought to life
 class MeshConfig:
     """How many devices stand along each axis; -1 (at most once) takes whatever is left."""
 
-    pipeline: int = Field(default=1, ge=-1, le=1_000_000)
+    pipeline: int = Field(default=1, ge=-1, le=MOST_DEVICES)
     """Stages, each with a part of the layers: [pipelines.md](pipelines.md)."""
-    replica: int = Field(default=1, ge=-1, le=1_000_000)
+    replica: int = Field(default=1, ge=-1, le=MOST_DEVICES)
     """Groups that hold the same state and take different sequences; ZeRO does not shard over it."""
-    data: int = Field(default=1, ge=-1, le=1_000_000)
+    data: int = Field(default=1, ge=-1, le=MOST_DEVICES)
     """Takes different sequences; ZeRO shards over it."""
-    expert: int = Field(default=1, ge=-1, le=1_000_000)
+    expert: int = Field(default=1, ge=-1, le=MOST_DEVICES)
     """Not supported yet: refused unless 1."""
-    context: int = Field(default=1, ge=-1, le=1_000_000)
+    context: int = Field(default=1, ge=-1, le=MOST_DEVICES)
     """Not supported yet: refused unless 1."""
-    tensor: int = Field(default=1, ge=-1, le=1_000_000)
+    tensor: int = Field(default=1, ge=-1, le=MOST_DEVICES)
     """Cuts every layer's matrices, and the sequence between them."""
     virtual_devices: int | None = Field(default=None, ge=1, le=10_000)
     """Train on this many virtual CPU devices, to try a layout without the machines it is for."""

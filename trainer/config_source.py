@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -174,7 +175,7 @@ def read_file(path: Path) -> Document:
     if document.tree is None:
         return Document({}, document.places)
     if not isinstance(document.tree, dict):
-        raise ConfigError(f"{document.places[()]}: expected `key: value` lines, got {document.tree!r}")
+        raise ConfigError(f"{document.places[()]}: expected `key: value` lines, got {reprlib.repr(document.tree)}")
     return document
 
 

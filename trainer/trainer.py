@@ -113,6 +113,8 @@ class Trainer:
     def close(self) -> None:
         """Leaves the run's folder to others, once what is being saved is written. Training and saving end for good.
 
+        Steps since the last `save` are lost.
+
         Raises:
             OSError: it could not be written.
         """
@@ -402,8 +404,11 @@ class Trainer:
             return evaluate(self, self.parameters, self._evaluates_all)
 
     def what_is_measured(self) -> str:
-        """Which documents `evaluate` counts, in words."""
-        return in_words(self.corpus, self._evaluates_all, self._asked.data, self._trained)
+        """Which documents `evaluate` counts, in words, and how much of them."""
+        config = self._asked
+        most = config.train.eval_batches * config.batch.global_ * config.batch.sequence
+        documents = in_words(self.corpus, self._evaluates_all, self._asked.data, self._trained)
+        return f"{documents}; up to {most:,} tokens of it (train.eval_batches={config.train.eval_batches})"
 
     @cached_property
     def _evaluates_all(self) -> bool:

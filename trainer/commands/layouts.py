@@ -124,7 +124,7 @@ def plan(
         at = storage and storage * 1e9
         show_plan(
             loaded,
-            gpu or "h100",
+            "h100" if gpu is None else gpu,
             gpus,
             gpus_per_node,
             tokens=tokens,

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from sharding.mesh import MOST_DEVICES
 from trainer.attention import assumption
 from trainer.config import Config
 from trainer.description import describe, resolve
@@ -192,8 +193,8 @@ def on(config: Config, gpus: int | None) -> tuple[Config, str | None]:
     if gpus is None:
         config, assumed = resolve(config)
         return _on_gpus(config), assumed
-    if gpus < 1:
-        raise ConfigError(f"gpus={gpus}: use 1 or more")
+    if not 1 <= gpus <= MOST_DEVICES:
+        raise ConfigError(f"gpus={gpus}: use 1 to {MOST_DEVICES:,}")
     return _on_gpus(config).resolve(gpus), None
 
 

@@ -15,6 +15,7 @@ from functools import cached_property, partial
 from itertools import islice
 from operator import attrgetter
 
+from sharding.mesh import MOST_DEVICES
 from trainer.config import Config
 from trainer.config_auto import AutoMesh
 from trainer.description import describe
@@ -106,8 +107,8 @@ def search(
             what XLA needs to compile is not installed.
     """
     for name, number in (("gpus", gpus), ("gpus_per_node", gpus_per_node), ("top", top)):
-        if number < 1:
-            raise ConfigError(f"{name}={number}: use 1 or more")
+        if not 1 <= number <= MOST_DEVICES:
+            raise ConfigError(f"{name}={number}: use 1 to {MOST_DEVICES:,}")
     if compiled and compiler is None:
         check_installed()
     if isinstance(config.mesh, AutoMesh):

@@ -156,7 +156,8 @@ def test_a_link_is_nvlink_inside_a_node_and_the_network_across(
     [
         ({"gpu": "h1000"}, "no GPU 'h1000'; did you mean h100?"),
         ({"gpus": 3}, "3"),
-        ({"gpus": 0}, "gpus=0: use 1 or more"),
+        ({"gpus": 0}, "gpus=0: use 1 to 1,000,000"),
+        ({"gpus": 10**12}, "gpus=1000000000000: use 1 to 1,000,000"),
         ({"gpus_per_node": 0}, "gpus_per_node=0: use 1 or more"),
     ],
 )
