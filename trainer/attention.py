@@ -30,7 +30,7 @@ def assumed(config: Config) -> Name:
 
 
 def assumption(config: Config) -> str:
-    """The same in words, for a user."""
+    """What a plan for GPUs takes to compute attention, in words for a user."""
     left_open = config.attention.implementation == "auto"
     return assumed(config) + (f", {TO_BE_TRIED}" if left_open else "")
 

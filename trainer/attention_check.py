@@ -31,7 +31,7 @@ from trainer.run_folder import version
 CACHE = Path("~/.cache/meshwright/attention")
 """A file for each GPU, software and shape that was tried."""
 MOST_POSITIONS, MOST_HEADS = 2048, 16
-"""Of what is tried: enough to keep a GPU busy, and scores of 256 MiB."""
+"""The largest attention that is tried: enough to keep a GPU busy, with scores of 256 MiB."""
 ALLOWED, ALLOWED_TIMES = 2e-3, 3.0
 """An error may be so many times that of the reference in the same dtype, and so much more."""
 ROUND = 0.02

@@ -37,7 +37,7 @@ class Sign(NamedTuple):
 
 
 class FolderLock:
-    """That of one trainer; free until `take`."""
+    """The right of one trainer to write into its run's folder; not held until `take`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -87,7 +87,7 @@ class FolderLock:
 
 
 def last_sign(folder: Path) -> Sign | None:
-    """That of whoever trained in a folder last, or does; None where there is none that can be read."""
+    """The last sign of life of whoever trains or trained in a folder; None where none can be read."""
     try:
         record = record_of((folder / IN_USE).read_bytes()) or {}
         return Sign(int(record["step"]), float(record["time"]), str(record["host"]))

@@ -102,7 +102,7 @@ class Trainer:
         self.stopped_by: signal.Signals | None = None
         """The signal that ended `train` early, if one did."""
         self.phases = Phases()
-        """What it is at."""
+        """What the trainer is doing now: the watchdog reads it."""
 
     def __enter__(self) -> Trainer:
         return self

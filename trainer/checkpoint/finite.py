@@ -49,7 +49,7 @@ def look(arrays: Sequence[jax.Array]) -> jax.Array:
 
 
 def is_finite(data: np.ndarray) -> bool:
-    """The same of host memory, where no program has to be compiled."""
+    """Whether an array in host memory holds only finite numbers; compiles no program."""
     if not jnp.issubdtype(data.dtype, jnp.inexact):
         return True
     flat = data.reshape(-1)
