@@ -29,7 +29,7 @@ BLOCK = 3 * 64 * 64 + 2 * 64 * 144 + DOWN + 2 * 64 * SEQUENCE
 def config(*overrides: str) -> Config:
     sizes = {"layers": 6, "hidden": 64, "heads": 4, "kv_heads": 2, "ffn": 144, "vocab": 320, "context": SEQUENCE}
     batch = {"global": SEQUENCES, "micro": 2, "sequence": SEQUENCE}
-    return Config.from_dict({"model": sizes, "batch": batch}, overrides)
+    return Config.from_dict({"model": sizes, "batch": batch, "attention": {"implementation": "reference"}}, overrides)
 
 
 def by_stage(config: Config) -> list[int]:

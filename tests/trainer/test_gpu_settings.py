@@ -100,7 +100,7 @@ def test_the_doctor_shows_flags_with_their_reasons() -> None:
 
 
 @pytest.mark.skipif(not has_plugin(), reason="the extra `plan` is not installed")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if load(kind).xla_target])
 def test_the_installed_xla_knows_every_flag(kind: str) -> None:
     found = gpu_settings.gpu_settings(absent_gpus(load(kind), 1)[0], in_parts=True, environment={})
     assert found.options

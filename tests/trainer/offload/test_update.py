@@ -22,6 +22,8 @@ from trainer.offload.update import HostUpdate
 from trainer.optimizer import RULES, make_optimizer
 from trainer.settings import OptimizerConfig
 
+pytestmark = pytest.mark.optimised  # the last bits are those of a user's program
+
 STEPS = 50
 SIZE = 5003  # more than a kernel's block, and no multiple of anything
 RATE, FACTOR = np.float32(3e-3), np.float32(0.37)

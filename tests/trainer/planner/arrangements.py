@@ -7,10 +7,13 @@ from typing import Any
 from trainer.config import Config
 from trainer.description import resolve
 
+REFERENCE = {"implementation": "reference"}
+"""Its scores are matmuls and arrays like others; kernels round what they do up to their tiles."""
 TINY: dict[str, Any] = {
     "model": {"layers": 4, "hidden": 64, "heads": 4, "kv_heads": 2, "ffn": 144, "vocab": 320, "context": 64},
     "batch": {"global": 16, "micro": 1, "sequence": 64},
     "precision": {"compute": "bfloat16"},
+    "attention": REFERENCE,
 }
 LARGE: dict[str, dict[str, Any]] = {
     "gpt3-175b": {
@@ -36,5 +39,5 @@ def tiny(*overrides: str) -> Config:
 
 def large(preset: str, *overrides: str) -> Config:
     """A preset in bfloat16 on its mesh in `LARGE`."""
-    tree = {"model": {"preset": preset}, "precision": {"compute": "bfloat16"}, **LARGE[preset]}
+    tree = {"model": {"preset": preset}, "precision": {"compute": "bfloat16"}, "attention": REFERENCE, **LARGE[preset]}
     return resolve(Config.from_dict(tree, overrides))[0]
