@@ -35,14 +35,18 @@ SHARES = {"embedding": 0.1, "mlp.up": 0.3, "mlp.gate": 0.3, "mlp.down": 0.25, "n
 """Of the state's bytes; the rest are scalars."""
 
 
+FINITE = np.uint32(0xBFFFFFFF)
+"""All bits of a float32 but the first of its exponent."""
+
+
 def state(num_bytes: int) -> dict[str, np.ndarray]:
-    """Noise, by name."""
+    """Noise, by name: any bits but those of numbers that are not finite, which no checkpoint is made of."""
     rng = np.random.default_rng(0)
-    arrays = {
-        name: rng.integers(2**32, size=(8, int(share * num_bytes) // 4 // 8), dtype=np.uint32).view(np.float32)
+    bits = {
+        name: rng.integers(2**32, size=(8, int(share * num_bytes) // 4 // 8), dtype=np.uint32)
         for name, share in SHARES.items()
     }
-    return arrays | {"step": np.array(3, np.int32)}
+    return {name: (noise & FINITE).view(np.float32) for name, noise in bits.items()} | {"step": np.array(3, np.int32)}
 
 
 class Dd:

@@ -87,7 +87,10 @@ WRONG = {
     ),
     "a number in quotes": (
         'mesh: {data: "4"}',
-        ['x.yaml:1: mesh.data: expected a whole number (from -1 to 1000000), got "4"; write it without quotes'],
+        [
+            "x.yaml:1: mesh.data: expected a whole number (at least -1 and at most 1000000), "
+            'got "4"; write it without quotes'
+        ],
     ),
     "a broken whole number": (
         "seed: 1.5",

@@ -111,10 +111,9 @@ def test_a_run_whose_newest_checkpoint_is_damaged_says_so_and_goes_on_from_an_ol
     content = bytearray(file.read_bytes())
     content[0] ^= 1
     file.write_bytes(content)
-    with pytest.raises(
-        ConfigError, match=r"2 is damaged: \S+: its checksum is .* Remove it to go on from step 1"
-    ) as error:
-        Trainer(trainer.config).train()
+    damaged = pytest.raises(ConfigError, match=r"2 is damaged: \S+: its checksum is .* Remove it to go on from step 1")
+    with damaged as error, Trainer(trainer.config) as other:
+        other.train()
     advice = str(error.value).partition("meshwright ")[2].split()
     assert CliRunner().invoke(app, [*advice, "--yes"]).exit_code == 0
     again = Trainer(trainer.config)

@@ -92,7 +92,11 @@ def test_an_override_opens_the_mesh_and_one_fixes_a_setting(tmp_path: Path) -> N
 WRONG = [
     ("mesh: fast", [], "x.yaml:1: mesh: no file 'fast' in "),
     ("mesh: fast", [], "; give a file, the section itself, such as mesh: {data: 4, tensor: 2}, or mesh: auto"),
-    ("mesh: {data: auto}", [], 'x.yaml:1: mesh.data: expected a whole number (from -1 to 1000000), got "auto"'),
+    (
+        "mesh: {data: auto}",
+        [],
+        'x.yaml:1: mesh.data: expected a whole number (at least -1 and at most 1000000), got "auto"',
+    ),
     ("mesh: auto", ["mesh.tensor=2"], "mesh.tensor=2: mesh is 'auto' (x.yaml:1), which has no keys; give the whole "),
     ("mesh: auto\nzero: {stage: 4}", [], "x.yaml:2: zero.stage: expected"),
     (

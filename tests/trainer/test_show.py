@@ -102,7 +102,7 @@ def test_weights_that_are_not_saved_cost_no_other_activations(model: str, tensor
 
 
 def test_selective_recompute_saves_the_named_activations() -> None:
-    described = describe(small("recompute=selective", "mesh.tensor=2"))
+    described = describe(small("recompute=selective", "mesh.tensor=2", "attention.implementation=reference"))
     saved = {activation.name: activation for activation in described.activations}
     assert saved.keys() == {"input", *SELECTIVE_NAMES} - {LOG_SUM_EXP}  # that is for kernels
     assert saved["query"].bytes == 2 * 48 * (4 // 2) * 16 * 2  # sequences x tokens x heads/tensor x head dim, bfloat16
@@ -242,7 +242,8 @@ STAGES = ("mesh={pipeline: 2, data: 2, tensor: 2}", "zero.stage=3", "batch.micro
     ids=str,
 )
 def test_what_is_said_of_stages_is_what_their_slots_hold(overrides: list[str]) -> None:
-    config = small(*STAGES, *overrides, *(["model.layers=7"] if "virtual" in str(overrides) else []))
+    layers = ["model.layers=7"] if "virtual" in str(overrides) else []
+    config = small(*STAGES, *overrides, *layers, "attention.implementation=reference")
     message = 2 * 48 // 2 * 64 * 2  # sequences x tokens x hidden x bytes
     carry = carried(config)
     in_slots = sum(x.size * x.dtype.itemsize for x in carry.kept)

@@ -79,7 +79,7 @@ def test_a_gpu_says_what_jax_has_of_it_and_what_would_help_there(
     large = Config.from_dict({"model": {"preset": "llama3-8b"}, "mesh": {"data": 8}, "batch": {"global": 64}})
     trainer: Any = SimpleNamespace(
         config=large.resolve(8),
-        checkpoints=SimpleNamespace(newest=lambda: 20),
+        checkpoints=SimpleNamespace(newest_here=lambda: 20),
         program=SimpleNamespace(mesh=SimpleNamespace(devices=SimpleNamespace(flat=[device] * 8))),
     )
     with pytest.raises(PermanentError) as told, memory_told(trainer):
