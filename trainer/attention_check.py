@@ -167,7 +167,7 @@ def try_all(
 
 
 def decide(tried: Sequence[Tried], kept: Name | None) -> Verdict:
-    """The fastest that is right; the one that a run has begun with, where that is."""
+    """The fastest that is right; what a run was last trained with, where that is right."""
     right = sorted((one for one in tried if not one.problem), key=lambda one: one.seconds)
     wrong = [f"{one.name} is left out: {one.problem}" for one in tried if one.problem]
     if not right:

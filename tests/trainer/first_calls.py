@@ -31,7 +31,7 @@ NEW: dict[str, Callable[[Trainer], object]] = {
     "guard": lambda trainer: trainer.guard,
     "origin": lambda trainer: trainer.origin,
     "first_step": lambda trainer: trainer.first_step,
-    "what_is_measured": lambda trainer: trainer.what_is_measured,
+    "what_is_measured": lambda trainer: trainer.what_is_measured(),
     "has_state": lambda trainer: trainer.has_state,
     "step": lambda trainer: trainer.step,
     "tokens": lambda trainer: trainer.tokens,
